@@ -1,0 +1,28 @@
+"""The tiny Octo that the tests of policies share."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from tiny import make_config, make_spec
+
+from vla_rlaif.policies.octo.policy import OctoPolicy
+
+
+@pytest.fixture(autouse=True, scope="package")
+def quick_compilation() -> Iterator[None]:
+    """Compiling is what these tests spend their time on, so XLA does little of it."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session")
+def policy() -> OctoPolicy:
+    """Shared by tests that leave its parameters alone. The head is not equal to the frozen one."""
+    policy = OctoPolicy(make_config(), make_spec(), seed=1)
+    rng = np.random.default_rng(0)
+    head = {name: np.asarray(policy.params[name]) for name in policy.trainable}
+    policy.load({name: v + 0.1 * rng.normal(size=v.shape).astype(np.float32) for name, v in head.items()}, 7)
+    return policy

@@ -1,0 +1,16 @@
+"""Reward functions that tests name as `rewards_for_tests:function`."""
+
+import numpy as np
+
+
+def nan_for_odd_rows(episodes):
+    reward = episodes.state[:, -1, 0].astype(float)
+    return np.where(np.arange(len(reward)) % 2, np.nan, reward)
+
+
+def all_nan(episodes):
+    return np.full(len(episodes.success), np.nan)
+
+
+def constant(episodes):
+    return np.ones(len(episodes.success))

@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vla_rlaif.config import RunConfig, kl_coef, load_config, parse_config
+
+CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_committed_configs_are_valid(path):
+    assert load_config(path).name == path.stem
+
+
+def test_resolved_config_reads_back_equal(tmp_path):
+    config = parse_config({"env": {"type": "tabletop", "task": "push"}, "seed": 3}, source="test")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"algorithm": {"group_sise": 8}}, r"algorithm\.group_sise: unknown key; did you mean group_size\?"),
+        ({"env": {"type": "tabletop", "tsak": "reach"}}, r"tsak: unknown key; did you mean task\?"),
+        ({"reward": {"type": "preference", "encoder": {"type": "policy", "x": 1}}}, r"encoder.*x: unknown key"),
+        ({"larner": {}}, r"larner: unknown key; did you mean learner\?"),
+        ({"env": {"type": "tabletop", "num_envs": "many"}}, r"num_envs: .*integer.*'many'"),
+        ({"env": {"type": "tabletpo"}}, r"'tabletop'"),
+        ({"policy": {"token_dim": 32}}, r"policy: has no type; add type: one of gaussian, octo"),
+        ({"env": {"type": "tabletop", "num_envs": 100}}, "100 does not split into groups of 8"),
+        ({"algorithm": {"group_size": 1}}, r"group_size: .*greater than or equal to 2"),
+        ({"algorithm": {"clip_low": 0.2, "clip_high": 0.2}}, "never binds on averaged log-probs"),
+        ({"policy": {"type": "octo", "logp_reduction": "sum"}}, "clips nearly every summed log-prob"),
+        ({"policy": {"type": "octo", "tuned_steps": 11}}, "tuned_steps 11 exceeds diffusion_steps 10"),
+        ({"policy": {"type": "octo", "num_heads": 3}}, "token_dim 64 does not split into 3 heads"),
+        ({"policy": {"type": "octo", "language_tokens": 4}}, "less than the 7 words"),
+        ({"env": {"type": "tabletop", "max_steps": 10}}, "10 is not a multiple of chunk 4"),
+        ({"env": {"type": "tabletop", "image_size": 40}}, "not a multiple of policy.patch_size"),
+        ({"reward": {"type": "preference", "budget": 10}}, "exceeds the label budget 10"),
+        ({"reward": {"type": "pixel_distance"}}, "reads the dots of env point_reach"),
+        ({"policy": {"type": "gaussian"}}, "clips nearly every|no image features"),
+    ],
+)
+def test_mistakes_are_named(data, message):
+    with pytest.raises(ValueError, match=message):
+        parse_config(data, source="test")
+
+
+def test_files_that_are_not_runs(tmp_path):
+    with pytest.raises(ValueError, match="no config"):
+        load_config(tmp_path / "missing.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("env: [")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        load_config(broken)
+    broken.write_text("- a list")
+    with pytest.raises(ValueError, match="holds a list"):
+        load_config(broken)
+
+
+def test_kl_is_on_by_default_with_a_learned_reward_only():
+    assert kl_coef(RunConfig()) == 0.02
+    assert kl_coef(parse_config({"reward": {"type": "success"}}, source="test")) == 0.0
+    assert kl_coef(parse_config({"algorithm": {"kl_coef": 0.5}}, source="test")) == 0.5
+
+
+@pytest.mark.parametrize("module", ["vla_rlaif.config", "vla_rlaif.cli", "vla_rlaif.plan", "vla_rlaif.doctor"])
+def test_light_modules_load_no_heavy_library(module):
+    code = f"import sys, {module}; print(sorted({{'torch', 'jax', 'ray', 'mujoco', 'matplotlib'}} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"

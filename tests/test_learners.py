@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+
+from vla_rlaif.build import build_learner, build_policy
+from vla_rlaif.config import GaussianConfig, LearnerConfig, RunConfig, parse_config
+from vla_rlaif.envs.point_reach import PointReach
+from vla_rlaif.learning import merge_micro_batches, split_minibatches
+from vla_rlaif.rollout import make_batch, rollout, train_starts
+
+BACKENDS = ("jax", "torch")
+
+
+def config_for(backend, **learner):
+    return parse_config(
+        {
+            "env": {"type": "point_reach", "num_envs": 64},
+            "policy": {"type": "gaussian", "backend": backend},
+            "reward": {"type": "pixel_distance"},
+            "algorithm": {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.05},
+            "learner": {"lr": 0.05, "epochs": 3, "minibatch": 64, **learner},
+        },
+        source="test",
+    )
+
+
+def batch_for(config: RunConfig, seed=0):
+    env = PointReach(64)
+    policy = build_policy(config.policy, env.spec, 0)
+    episodes = rollout(policy, env, train_starts(0, seed, 8, 8), seed=seed)
+    advantage = np.random.default_rng(seed).normal(size=64)
+    return make_batch(episodes, advantage, num_valid=64 * 6.0)
+
+
+def learner_for(config: RunConfig):
+    return build_learner(config, build_policy(config.policy, PointReach(1).spec, 0))
+
+
+def test_backends_agree_step_by_step():
+    learners = {b: learner_for(config_for(b)) for b in BACKENDS}
+    for step in range(10):
+        logs = {b: learners[b].update(batch_for(config_for("jax"), step), seed=step) for b in BACKENDS}
+        assert logs["jax"].keys() == logs["torch"].keys()
+        for name, value in logs["jax"].items():
+            assert logs["torch"][name] == pytest.approx(value, abs=2e-4), (step, name)
+    for name, value in learners["jax"].weights().items():
+        np.testing.assert_allclose(learners["torch"].weights()[name], value, atol=2e-5)
+        np.testing.assert_allclose(
+            learners["torch"].weights(averaged=True)[name], learners["jax"].weights(averaged=True)[name], atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_step_the_ratio_is_exactly_one(backend):
+    """lr is as good as 0: every ratio of every epoch is 1 to the last bit, nothing is clipped, nothing moves."""
+    config = config_for(backend, lr=1e-30)
+    log = learner_for(config).update(batch_for(config), seed=0)
+    assert log["updates"] > 3
+    assert (log["ratio_error"], log["clip_fraction"], log["policy_kl"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_micro_batches_give_the_same_weights(backend):
+    weights = []
+    for micro in (1, 4):
+        learner = learner_for(config_for(backend, micro_batches=micro))
+        learner.update(batch_for(config_for(backend)), seed=0)
+        weights.append(learner.weights())
+    for name, value in weights[0].items():
+        np.testing.assert_allclose(value, weights[1][name], atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_continues_bit_equal(backend):
+    config = config_for(backend)
+    straight, other = learner_for(config), learner_for(config)
+    straight.update(batch_for(config, 0), seed=0)
+    other.restore(straight.state())
+    a, b = (x.update(batch_for(config, 1), seed=1) for x in (straight, other))
+    assert a == b
+    for name, value in straight.state().items():
+        np.testing.assert_array_equal(value, other.state()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_brake_skips_the_rest_of_the_step(backend):
+    config = config_for(backend, target_kl=1e-9, lr=0.5)
+    log = learner_for(config).update(batch_for(config), seed=0)
+    assert log["braked"] == 1.0 and log["updates"] < 3 * -(-len(batch_for(config).mask) // 64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_batch_changes_nothing(backend):
+    config = config_for(backend)
+    learner = learner_for(config)
+    episodes = rollout(
+        build_policy(config.policy, PointReach(1).spec, 0), PointReach(64), train_starts(0, 0, 8, 8), seed=0
+    )
+    log = learner.update(make_batch(episodes, np.zeros(64), 0.0), seed=0)
+    assert log == {"updates": 0.0} and learner.version == 0
+
+
+def test_gradient_follows_the_advantage():
+    """One decision, advantage 1: the mean moves towards the sampled action."""
+    config = RunConfig.model_validate(
+        {
+            **config_for("jax").model_dump(),
+            "policy": GaussianConfig().model_dump(),
+            "learner": LearnerConfig(lr=0.01, epochs=1, minibatch=1).model_dump(),
+        }
+    )
+    batch = batch_for(config)
+    one = {k: v[:1] for k, v in batch.trace.items()}
+    learner = learner_for(config)
+    from dataclasses import replace
+
+    obs = replace(
+        batch.obs, images={k: v[:1] for k, v in batch.obs.images.items()}, state=batch.obs.state[:1], instruction=("",)
+    )
+    learner.update(
+        replace(
+            batch,
+            obs=obs,
+            trace=one,
+            executed=batch.executed[:1],
+            advantage=np.ones(1, np.float32),
+            mask=np.ones(1, bool),
+            num_valid=1.0,
+        ),
+        seed=0,
+    )
+    moved = learner.weights()["bias"]
+    np.testing.assert_array_equal(np.sign(moved), np.sign(one["sample"][0]))
+
+
+def test_minibatches_cover_every_row_once():
+    parts = split_minibatches(np.random.default_rng(0), 130, minibatch=64, micro_batches=4)
+    rows = [index[valid] for part in parts for index, valid in part]
+    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(130))
+    assert [sum(v.sum() for _, v in part) for part in parts] == [44, 43, 43]  # even parts, not 64 + 64 + 2
+    assert {len(index) for part in parts for index, _ in part} == {16}
+
+
+def test_micro_batch_metrics_do_not_depend_on_padding():
+    merged = merge_micro_batches(
+        [{"loss": 1.0, "policy_kl": 2.0, "ratio_error": 0.1}, {"loss": 0.5, "policy_kl": 0.0, "ratio_error": 0.3}],
+        rows=[3.0, 1.0],
+    )
+    assert merged == {"loss": 1.5, "policy_kl": 1.5, "ratio_error": 0.3}

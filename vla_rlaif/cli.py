@@ -1,0 +1,229 @@
+"""The verbs. Imports are inside the verbs: `--help`, validation and `plan` answer without loading torch, jax or mujoco.
+
+Exit codes: 0 done, 1 a fault (ours, or the machine's), 2 a user's mistake.
+"""
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vla_rlaif.config import RunConfig, load_config, validate_again
+
+ConfigFile = tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Align a policy: start policy, preference labels, reward model, GRPO, evaluation, report."""
+
+    config: ConfigFile
+    resume: bool = False  # go on from the newest checkpoint of the run directory
+    overwrite: bool = False  # replace what the run directory holds
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif.run import align
+
+        align(config, resume=self.resume, overwrite=self.overwrite, say=say)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Record demonstrations of the scripted expert, or episodes of a policy (to be labelled)."""
+
+    config: ConfigFile
+    to: Path  # folder of the dataset; a policy's episodes are appended
+    policy: Path | None = None  # a policy folder; without it the expert acts
+    episodes: int = 512  # episodes of a policy; demonstrations: warm_start.collect.episodes
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.collect(config, self.to, self.policy, self.episodes, say)
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Fit a fresh policy to demonstrations."""
+
+    config: ConfigFile
+    data: Path  # folder that `collect` wrote
+    to: Path  # policy folder to write
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.imitate(config, self.data, self.to, say)
+
+
+@dataclass(frozen=True)
+class Label:
+    """Label pairs of collected episodes with the config's labeller."""
+
+    config: ConfigFile
+    data: Path  # folder of a policy's episodes that `collect` wrote
+    store: Path  # SQLite file; new records are appended
+    pairs: int = 400
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.label(config, self.data, self.store, self.pairs, say)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Fit a reward model to labelled episodes, or evaluate a fitted one."""
+
+    action: tyro.conf.Positional[Literal["fit", "eval"]]
+    config: ConfigFile
+    data: Path  # folder of the episodes
+    store: Path  # SQLite file of their labels
+    model: Path  # reward model file (.safetensors), written by fit and read by eval
+    policy: Path | None = None  # policy folder, for reward.encoder policy
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.reward(self.action, config, self.data, self.store, self.model, self.policy, say)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Success of a policy folder on the test start states, with a 95 % interval."""
+
+    config: ConfigFile
+    policy: Path
+    to: Path | None = None  # JSON file to write
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.evaluate_policy(config, self.policy, self.to, say)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do and need, before anything starts."""
+
+    config: ConfigFile
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif.plan import describe
+
+        print(describe(config))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html again from a run directory."""
+
+    run: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check this machine: rendering, extras, memory, disk."""
+
+    renderer: Annotated[Literal["egl", "osmesa", "ray"], tyro.conf.arg(help="which one must work")] = "egl"
+
+
+VERBS: dict[str, type] = {
+    "train": Train,
+    "collect": Collect,
+    "imitate": Imitate,
+    "label": Label,
+    "reward": Reward,
+    "evaluate": Evaluate,
+    "plan": Plan,
+    "report": Report,
+    "doctor": Doctor,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `vla-rlaif`."""
+    sys.exit(_exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv))))
+
+
+def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return
+    verb, rest = argv[0], argv[1:]
+    if verb not in VERBS:
+        raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}.")
+    if verb == "doctor":
+        from vla_rlaif.doctor import check
+
+        options = tyro.cli(Doctor, args=rest, prog="vla-rlaif doctor")
+        if not check(options.renderer):
+            sys.exit(1)
+        return
+    if verb == "report":
+        from vla_rlaif.report import write_report
+
+        print(write_report(tyro.cli(Report, args=rest, prog="vla-rlaif report").run))
+        return
+    # Every key of the config is a flag too; with a config named, --help lists them with the file's values.
+    path = next((Path(a) for a in rest if a.endswith((".yaml", ".yml"))), None)
+    wants_help = bool({"-h", "--help"} & set(rest))
+    if wants_help:
+        if path is None:
+            tyro.cli(VERBS[verb], args=["--help"], prog=f"vla-rlaif {verb}")
+        _overrides(load_config(path), ["--help"], f"vla-rlaif {verb} {path}")
+    options, flags = tyro.cli(VERBS[verb], args=rest, return_unknown_args=True, prog=f"vla-rlaif {verb}")
+    options(_overrides(load_config(options.config), flags, f"vla-rlaif {verb} {options.config}"))
+
+
+def _overrides(config: RunConfig, flags: list[str], prog: str) -> RunConfig:
+    if not flags:
+        return config
+    changed = tyro.cli(
+        RunConfig, args=flags, default=config, prog=prog, config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    )
+    return validate_again(changed)
+
+
+def _exit_code(run: Callable[[], None]) -> int:
+    try:
+        run()
+    except ValueError as error:
+        return _fail(2, f"error: {error}")
+    except KeyboardInterrupt:
+        return _fail(130, "stopped; a run goes on with --resume")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _fail(1, f"error: the disk is full ({error.filename or 'while writing'}). Free some space, then --resume.")
+        traceback.print_exc()
+        return _fail(1, f"error: {error}")
+    return 0
+
+
+def _fail(code: int, message: str) -> int:
+    print(message, file=sys.stderr, flush=True)
+    return code
+
+
+def _usage() -> str:
+    lines = [f"  {name:9} {(kind.__doc__ or '').strip()}" for name, kind in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: vla-rlaif VERB [CONFIG.yaml] [options] [--section.key value ...]",
+            "",
+            "Align vision-language-action robot policies with AI or human preferences.",
+            "",
+            *lines,
+            "",
+            "vla-rlaif VERB --help lists a verb's options; vla-rlaif VERB CONFIG.yaml --help every key of the run.",
+        ]
+    )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,392 @@
+"""The run as frozen, strictly validated models. A run is a YAML file that fills them; `build.py` turns them into objects.
+
+Light on purpose: importing this file must not import torch, jax, ray or mujoco. Invalid combinations cannot be written,
+so nothing downstream re-checks them.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class TabletopConfig(Model):
+    """MuJoCo tabletop family: 7-D end-effector delta actions, a primary and a wrist camera."""
+
+    type: Literal["tabletop"] = "tabletop"
+    task: Literal["reach", "push", "pick_place"] = "reach"
+    num_envs: Positive = 128
+    image_size: Annotated[int, Field(ge=16)] = 64  # pixels
+    chunk: Positive = 4  # actions executed per decision
+    max_steps: Positive = 16  # env steps per episode
+    success_radius: Annotated[float, Field(gt=0)] = 0.03  # metres
+    renderer: Literal["egl", "osmesa", "ray"] = "egl"
+    threads: Positive = 2  # physics threads, and as many render threads
+
+    @model_validator(mode="after")
+    def _whole_chunks(self) -> "TabletopConfig":
+        if self.max_steps % self.chunk:
+            raise ValueError(f"max_steps {self.max_steps} is not a multiple of chunk {self.chunk}.")
+        return self
+
+
+class PointReachConfig(Model):
+    """Point reaching in the plane, NumPy only: for tests and notebooks."""
+
+    type: Literal["point_reach"] = "point_reach"
+    num_envs: Positive = 64
+    max_decisions: Positive = 6
+    radius: Annotated[float, Field(gt=0)] = 0.3
+
+
+class CustomEnvConfig(Model):
+    """An env from the user's own code: a callable `package.module:name` that returns a VectorEnv."""
+
+    type: Literal["custom"] = "custom"
+    factory: str
+    num_envs: Positive = 64
+    options: dict[str, Any] = {}
+
+
+EnvConfig = TabletopConfig | PointReachConfig | CustomEnvConfig
+
+
+class OctoConfig(Model):
+    """Octo (https://arxiv.org/abs/2405.12213). The defaults are a tiny one; configs/octo_small.yaml has the real sizes."""
+
+    type: Literal["octo"] = "octo"
+    token_dim: Positive = 64
+    num_layers: Positive = 2
+    num_heads: Positive = 2
+    mlp_dim: Positive = 128
+    stem_features: tuple[int, ...] = (16, 32, 32, 64)
+    stem_groups: Positive = 8
+    patch_size: Positive = 16
+    stem_embedding: Positive = 64
+    language_tokens: Positive = 12
+    language_dim: Positive = 32
+    goal_images: bool = False  # the stem's input has room for a goal image, as upstream
+    proprio: bool = True
+    repeat_task_tokens: bool = True
+    max_horizon: Positive = 2
+    head_dim: Positive = 128
+    head_blocks: Positive = 2
+    time_dim: Positive = 32
+    diffusion_steps: Annotated[int, Field(ge=2)] = 10
+    max_action: Annotated[float, Field(gt=0)] = 5.0
+    tuned_steps: Positive = 5  # the last k denoising steps are trained; the first run on a frozen head
+    std_floor: Annotated[float, Field(ge=0)] = 0.1  # normalised action units; 0 is upstream's sampler
+    tune: Literal["head", "full"] = "head"
+    logp_reduction: Literal["mean", "sum"] = "mean"  # over the action dims of a denoising step
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "OctoConfig":
+        if self.tuned_steps > self.diffusion_steps:
+            raise ValueError(f"tuned_steps {self.tuned_steps} exceeds diffusion_steps {self.diffusion_steps}.")
+        if self.token_dim % self.num_heads:
+            raise ValueError(f"token_dim {self.token_dim} does not split into {self.num_heads} heads.")
+        if any(f % self.stem_groups for f in self.stem_features):
+            raise ValueError(f"stem_features {self.stem_features} do not split into {self.stem_groups} groups.")
+        return self
+
+
+class GaussianConfig(Model):
+    """Linear Gaussian policy on the state, on either backend: the smallest one, for tests and notebooks."""
+
+    type: Literal["gaussian"] = "gaussian"
+    backend: Literal["jax", "torch"] = "jax"
+    std: Annotated[float, Field(gt=0)] = 0.5
+
+    @property
+    def logp_reduction(self) -> Literal["sum"]:
+        return "sum"
+
+
+PolicyConfig = OctoConfig | GaussianConfig
+
+
+class CollectConfig(Model):
+    """Demonstrations of the scripted expert under action noise."""
+
+    episodes: Positive = 256
+    noise: Annotated[float, Field(ge=0)] = 0.1  # std of the noise on the executed translation, action units
+    scatter_steps: Annotated[int, Field(ge=0)] = 2  # random steps before the demonstration starts, at most
+    label_noise: Annotated[float, Field(ge=0)] = 0.0  # std of an error in the demonstrator's own actions
+    max_steps: Positive = 12  # env steps recorded per demonstration
+
+
+class ImitateConfig(Model):
+    """Supervised warm start on demonstrations."""
+
+    steps: Positive = 1000
+    batch: Positive = 128
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    samples: Positive = 4  # (time, noise) draws per trunk pass
+
+
+class WarmStartConfig(Model):
+    """Where the start policy comes from: demonstrations made here, or a checkpoint on disk."""
+
+    checkpoint: Path | None = None
+    collect: CollectConfig = CollectConfig()
+    imitate: ImitateConfig = ImitateConfig()
+
+
+class PolicyEncoderConfig(Model):
+    """Frozen features of the start policy."""
+
+    type: Literal["policy"] = "policy"
+
+
+class CnnEncoderConfig(Model):
+    """A small CNN trained with the reward heads."""
+
+    type: Literal["cnn"] = "cnn"
+
+
+class PretrainedEncoderConfig(Model):
+    """EfficientNet-Lite0 from a pip package (extra `encoders`)."""
+
+    type: Literal["pretrained"] = "pretrained"
+
+
+EncoderConfig = PolicyEncoderConfig | CnnEncoderConfig | PretrainedEncoderConfig
+
+
+class OracleConfig(Model):
+    """Simulator ground truth with B-Pref's teacher errors (https://arxiv.org/abs/2111.03026)."""
+
+    type: Literal["oracle"] = "oracle"
+    beta: float | None = None  # None: perfectly rational; otherwise Boltzmann
+    mistake: Fraction = 0.0  # probability of a flipped label
+    equal_threshold: Annotated[float, Field(ge=0)] = 0.02  # closer than this is a tie
+    skip_threshold: float | None = None  # both below this: skipped
+    successes_tie: bool = True  # two successes are equally good
+
+
+class PreferenceRewardConfig(Model):
+    """Bradley-Terry ensemble learned from preferences, refreshed during the run within a label budget."""
+
+    type: Literal["preference"] = "preference"
+    encoder: EncoderConfig = Field(default_factory=PolicyEncoderConfig, discriminator="type")
+    labeller: OracleConfig = OracleConfig()
+    budget: Positive = 1500  # labels in the whole run
+    initial_labels: Positive = 400
+    initial_episodes: Positive = 512
+    labels_per_refresh: Positive = 40
+    refresh_every: Positive = 4  # steps
+    within_group: Fraction = 0.5  # share of the pairs that share their start state
+    members: Positive = 3
+    hidden: tuple[int, ...] = (128, 128)
+    fit_steps: Positive = 200
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-2
+    input_noise: Annotated[float, Field(ge=0)] = 0.1
+    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.15
+    recent_share: Fraction = 0.5  # of each fit minibatch that comes from the newest pairs
+    frames: Literal["last", "all"] = "last"
+    combine: Literal["mean", "min", "pessimistic"] = "mean"
+
+    @model_validator(mode="after")
+    def _within_budget(self) -> "PreferenceRewardConfig":
+        if self.initial_labels > self.budget:
+            raise ValueError(f"initial_labels {self.initial_labels} exceeds the label budget {self.budget}.")
+        return self
+
+
+class PythonRewardConfig(Model):
+    """The user's own reward: `package.module:function`, f(episodes) -> [N] floats."""
+
+    type: Literal["python"] = "python"
+    function: str
+
+
+class SuccessRewardConfig(Model):
+    """Simulator success: a baseline, not a learned reward."""
+
+    type: Literal["success"] = "success"
+
+
+class PixelDistanceConfig(Model):
+    """Reads the distance of two dots from the last frame of point_reach: for tests."""
+
+    type: Literal["pixel_distance"] = "pixel_distance"
+
+
+RewardConfig = PreferenceRewardConfig | PythonRewardConfig | SuccessRewardConfig | PixelDistanceConfig
+
+
+class GRPOConfig(Model):
+    """Group-relative policy optimisation (https://arxiv.org/abs/2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+    group_size: Annotated[int, Field(ge=2)] = 8
+    clip_low: Annotated[float, Field(gt=0)] = 0.02
+    clip_high: Annotated[float, Field(gt=0)] = 0.02
+    kl_coef: Annotated[float, Field(ge=0)] | None = None  # None: 0.02 for a learned reward, 0 for simulator success
+    scale_by_std: bool = True  # False is Dr. GRPO
+    std_floor: Annotated[float, Field(ge=0)] = 0.01  # reward units; groups below it are dead
+    normalizer: Literal["constant", "decisions"] = "constant"
+    min_valid_share: Fraction = 0.5  # a group with fewer scorable members is dropped
+
+
+class LearnerConfig(Model):
+    lr: Annotated[float, Field(gt=0)] = 2e-4
+    epochs: Positive = 4
+    minibatch: Positive = 256  # decisions
+    micro_batches: Positive = 1  # gradient accumulation inside a minibatch
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    target_kl: Annotated[float, Field(gt=0)] | None = 0.05  # nats per sub-step; the rest of the step's updates is skipped
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.9  # running average of the weights, used for evaluation
+
+
+class LoopConfig(Model):
+    steps: Positive = 100
+    validate_every: Positive = 10
+    validation_episodes: Positive = 128
+    checkpoint_every: Positive = 10
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+
+
+class EvaluateConfig(Model):
+    episodes: Positive = 400
+    clips: Annotated[int, Field(ge=0)] = 6  # start states shown before and after in the report
+
+
+class RunConfig(Model):
+    """Everything about one run."""
+
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    out: Path | None = None  # run directory; default runs/<name>-seed<seed>
+    env: EnvConfig = Field(default_factory=TabletopConfig, discriminator="type")
+    policy: PolicyConfig = Field(default_factory=OctoConfig, discriminator="type")
+    warm_start: WarmStartConfig | None = None
+    reward: RewardConfig = Field(default_factory=PreferenceRewardConfig, discriminator="type")
+    algorithm: GRPOConfig = GRPOConfig()
+    learner: LearnerConfig = LearnerConfig()
+    loop: LoopConfig = LoopConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        return self.out or Path("runs") / f"{self.name}-seed{self.seed}"
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "RunConfig":
+        group, clip = self.algorithm.group_size, max(self.algorithm.clip_low, self.algorithm.clip_high)
+        if self.env.num_envs % group:
+            raise ValueError(f"env.num_envs {self.env.num_envs} does not split into groups of {group}.")
+        # A mean over dims moves ratios by hundredths, a sum by tenths: with the other's clip range, either nothing or
+        # everything is clipped (grpo.md, "The reduction and the clip are one validated pair").
+        if self.policy.logp_reduction == "mean" and clip > 0.1:
+            raise ValueError(f"clip {clip} never binds on averaged log-probs; use at most 0.1 or logp_reduction: sum.")
+        if self.policy.logp_reduction == "sum" and min(self.algorithm.clip_low, self.algorithm.clip_high) < 0.05:
+            raise ValueError(f"clip {clip} clips nearly every summed log-prob; use 0.05 or more, or logp_reduction: mean.")
+        if self.learner.minibatch % self.learner.micro_batches:
+            raise ValueError(
+                f"learner.minibatch {self.learner.minibatch} does not split into {self.learner.micro_batches} micro-batches."
+            )
+        if isinstance(self.policy, OctoConfig) and isinstance(self.env, TabletopConfig):
+            self._octo_sees(self.policy, self.env)
+        if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
+            raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
+        if isinstance(self.policy, GaussianConfig) and self.warm_start is not None:
+            raise ValueError("warm_start trains an octo policy; a gaussian policy starts from zero. Remove warm_start.")
+        if isinstance(self.policy, GaussianConfig) and isinstance(self.reward, PreferenceRewardConfig):
+            if self.reward.encoder.type == "policy":
+                raise ValueError("a gaussian policy has no image features for reward.encoder policy; use cnn.")
+        return self
+
+    def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
+        if env.image_size % policy.patch_size:
+            raise ValueError(f"env.image_size {env.image_size} is not a multiple of policy.patch_size {policy.patch_size}.")
+        longest = {"reach": 7, "push": 8, "pick_place": 12}[env.task]
+        if policy.language_tokens < longest:
+            raise ValueError(
+                f"policy.language_tokens {policy.language_tokens} is less than the {longest} words that task {env.task} says."
+            )
+
+
+def kl_coef(config: RunConfig) -> float:
+    """The KL weight in force: on by default with a learned reward, off with simulator success."""
+    if config.algorithm.kl_coef is not None:
+        return config.algorithm.kl_coef
+    return 0.0 if config.reward.type == "success" else 0.02
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read a YAML run. Raises ValueError with the key and the nearest known name on any mistake."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        found = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))) or "no YAML file"
+        raise ValueError(f"no config {path}; {path.parent} has: {found}.") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}; a run is a mapping of sections (env, policy, ...).")
+    return parse_config(data, source=str(path))
+
+
+def parse_config(data: dict[str, Any], *, source: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(explain(error, source)) from None
+
+
+def explain(error: ValidationError, source: str) -> str:
+    """One line per mistake, with a suggestion for unknown keys."""
+    lines = []
+    for item in error.errors():
+        # Discriminated unions put the tag (the `type`) into the location; it is not a key of the file.
+        where = ".".join(str(p) for p in item["loc"]) or "the run"
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(item["loc"][-1]), _known_keys(item["loc"][:-1]), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_known_keys(item['loc'][:-1]))}."
+            lines.append(f"{where}: unknown key{hint}")
+        elif item["type"] == "union_tag_not_found":
+            types = {m.model_fields["type"].default for m in _options(item["loc"])}
+            lines.append(f"{where}: has no type; add type: one of {', '.join(sorted(types))}.")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
+            lines.append(f"{where}: {message}{got}")
+    return f"{source}: " + "; ".join(lines)
+
+
+def _known_keys(location: tuple[str | int, ...]) -> list[str]:
+    """Field names of the models at a location of a validation error; the tag of a union is a part of the location."""
+    return sorted({name for m in _options(location) for name in m.model_fields})
+
+
+def _options(location: tuple[str | int, ...]) -> list[type[Model]]:
+    """The models that may stand at a location."""
+    models: list[type[Model]] = [RunConfig]
+    for part in location:
+        tagged = [m for m in models if "type" in m.model_fields and m.model_fields["type"].default == part]
+        fields = [m.model_fields[str(part)] for m in models if part in m.model_fields]
+        models = tagged or [nested for field in fields for nested in _models(field.annotation)] or models
+    return models
+
+
+def _models(annotation: Any) -> list[type[Model]]:
+    found = [annotation] if isinstance(annotation, type) and issubclass(annotation, Model) else []
+    return found + [model for argument in get_args(annotation) for model in _models(argument)]
+
+
+def validate_again(config: RunConfig) -> RunConfig:
+    """Check a config that was changed by flags, with the same messages as a file."""
+    return parse_config(config.model_dump(), source="command line")

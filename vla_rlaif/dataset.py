@@ -1,0 +1,137 @@
+"""Episodes and demonstrations on disk: compressed .npz shards (never pickled) and a manifest that names them.
+
+Axes: N episodes, T decisions, F frames; E demonstrations, L recorded env steps, H chunk.
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+from vla_rlaif.types import Episodes, Observation, Starts
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstrations:
+    """E demonstrations of at most L env steps. Frame l is seen before action l."""
+
+    images: Mapping[str, UInt8[np.ndarray, "E L height width 3"]]
+    state: Float[np.ndarray, "E L P"]
+    instruction: tuple[str, ...]  # E
+    action: Float[np.ndarray, "E L A"]  # what the demonstrator chose, without the execution noise
+    mask: Bool[np.ndarray, "E L"]  # the step belongs to the demonstration
+    success: Bool[np.ndarray, " E"]
+
+    def samples(self, chunk: int) -> tuple[Observation, Float[np.ndarray, "D H A"]]:
+        """Every recorded step with the chunk of H actions that follows; the last action is repeated past the end."""
+        e, step = np.nonzero(self.mask)
+        last = self.mask.sum(axis=1) - 1
+        index = np.minimum(step[:, None] + np.arange(chunk), last[e][:, None])
+        obs = Observation(
+            images={k: v[e, step] for k, v in self.images.items()},
+            state=self.state[e, step],
+            instruction=tuple(self.instruction[i] for i in e),
+        )
+        return obs, self.action[e[:, None], index]
+
+
+def save_demonstrations(folder: Path, demos: Demonstrations, about: Mapping[str, object]) -> None:
+    flat = {f"images/{k}": v for k, v in demos.images.items()}
+    flat |= {k: getattr(demos, k) for k in ("state", "action", "mask", "success")}
+    _write(folder, "demonstrations", 0, flat, demos.instruction, {"kind": "demonstrations", **about})
+
+
+def load_demonstrations(folder: Path) -> Demonstrations:
+    shards = list(_read(folder, "demonstrations"))
+    merged = {k: np.concatenate([arrays[k] for arrays, _ in shards]) for k in shards[0][0]}
+    cameras = [k for k in merged if k.startswith("images/")]
+    return Demonstrations(
+        images={k.removeprefix("images/"): merged.pop(k) for k in cameras},
+        instruction=tuple(s for _, sentences in shards for s in sentences),
+        **merged,
+    )
+
+
+def append_episodes(folder: Path, episodes: Episodes, about: Mapping[str, object]) -> list[str]:
+    """Add one shard; returns the id of each episode, `shard:row`."""
+    shard = len(_manifest(folder)["shards"]) if (folder / "manifest.json").exists() else 0
+    e = episodes
+    flat = {f"images/{k}": v for k, v in e.images.items()} | {f"trace/{k}": v for k, v in e.trace.items()}
+    flat |= {k: getattr(e, k) for k in ("state", "action", "logp", "mask", "executed", "success", "truth", "valid")}
+    flat |= {f"starts/{k}": getattr(e.starts, k) for k in ("seed", "group", "member")}
+    flat["version"] = np.array(e.version)
+    _write(folder, "episodes", shard, flat, e.instruction, {"kind": "episodes", **about})
+    return [f"{shard}:{row}" for row in range(len(e.success))]
+
+
+def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
+    """All shards with the ids of their episodes."""
+    loaded = []
+    for shard, (arrays, instruction) in enumerate(_read(folder, "episodes")):
+        part = lambda prefix, a=arrays: {k.removeprefix(prefix): v for k, v in a.items() if k.startswith(prefix)}  # noqa: E731
+        plain = {k: v for k, v in arrays.items() if "/" not in k and k != "version"}
+        episodes = Episodes(
+            images=part("images/"),
+            trace=part("trace/"),
+            starts=Starts(**part("starts/")),
+            instruction=tuple(instruction),
+            version=int(arrays["version"]),
+            **plain,
+        )
+        loaded.append(([f"{shard}:{row}" for row in range(len(episodes.success))], episodes))
+    return loaded
+
+
+def _write(
+    folder: Path,
+    kind: str,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    instruction: tuple[str, ...],
+    about: Mapping[str, object],
+) -> None:
+    """The shard first, then the manifest that names it; both appear whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind}-{shard:05d}.npz"
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez_compressed(file, **{**arrays, "instruction": np.array(instruction)})
+    os.replace(part, path)
+    shards = _manifest(folder)["shards"] if shard else []
+    manifest = {"format": FORMAT, **about, "shards": [*shards, path.name]}
+    part = folder / "manifest.part"
+    part.write_text(json.dumps(manifest, indent=1))
+    os.replace(part, folder / "manifest.json")
+
+
+def _manifest(folder: Path) -> dict:
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{folder} is not a dataset: it has no manifest.json. `vla-rlaif collect` makes one.")
+    try:
+        manifest = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}. Collect the dataset again.") from None
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {manifest.get('format')!r}; this version reads {FORMAT}.")
+    return manifest
+
+
+def _read(folder: Path, kind: str) -> Iterator[tuple[dict[str, np.ndarray], list[str]]]:
+    manifest = _manifest(folder)
+    if manifest.get("kind") != kind:
+        raise ValueError(f"{folder} holds {manifest.get('kind')}, wanted {kind}.")
+    for name in manifest["shards"]:
+        try:
+            with np.load(folder / name, allow_pickle=False) as file:
+                arrays = {k: file[k] for k in file.files}
+        except (zipfile.BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{folder / name} is damaged or missing: {error}. Collect the dataset again.") from None
+        yield arrays, arrays.pop("instruction").tolist()

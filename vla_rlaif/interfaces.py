@@ -1,0 +1,130 @@
+"""The seams. Each Protocol is all that one part of the system may know about another."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int, UInt32
+
+from vla_rlaif.types import Array, Batch, Decision, EnvSpec, Episodes, Observation, Targets, Transition, Weights
+
+
+@runtime_checkable
+class VectorEnv(Protocol):
+    """N copies of one task, stepped together. No auto-reset, no reward: those belong to the caller."""
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, seeds: Int[np.ndarray, " N"]) -> Transition:
+        """Start episodes. Equal seeds give bit-identical initial states, which is what makes a group a group."""
+        ...
+
+    def step(self, action: Float[np.ndarray, "N H A"]) -> Transition:
+        """Execute one chunk open loop; a member that finishes inside it skips the rest. Renders once, at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Acts. Knows nothing of rewards, groups, Ray or optimisers."""
+
+    @property
+    def version(self) -> int: ...
+
+    def act(self, obs: Observation, seeds: UInt32[np.ndarray, " N"], *, noise_scale: float = 1.0) -> Decision:
+        """Choose a chunk. Row i depends on ``seeds[i]`` only, never on its neighbours; ``noise_scale`` 0 is the
+        deterministic mode used for evaluation."""
+        ...
+
+    def load(self, weights: Weights, version: int) -> None: ...
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """Judges whole episodes from pixels, proprioception and the instruction, as a person would."""
+
+    @property
+    def version(self) -> int: ...
+
+    def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
+        """One number per episode; NaN means unscorable, never 0 as a stand-in."""
+        ...
+
+
+@runtime_checkable
+class Labeller(Protocol):
+    """Compares two episodes: an oracle, a VLM, a person."""
+
+    @property
+    def name(self) -> str:
+        """Who labelled, with a version; it is stored with every record."""
+        ...
+
+    def label(self, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Float[np.ndarray, " M"]:
+        """Probability that the first of each pair is better: 0.5 is a tie, NaN is a skip."""
+        ...
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Frozen features of single frames, on which reward heads are trained."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def encode(self, obs: Observation) -> Float[np.ndarray, "N D"]: ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Pure functions. ``loss`` is array-API only, so it runs under torch autograd and jax.grad alike."""
+
+    @property
+    def group_size(self) -> int: ...
+
+    def advantages(
+        self, reward: Float[np.ndarray, " N"], group: Int[np.ndarray, " N"]
+    ) -> tuple[Float[np.ndarray, " N"], Mapping[str, float]]:
+        """Advantages by group id, and what happened to the groups."""
+        ...
+
+    def loss(
+        self, logp: Float[Array, "B S"], targets: Targets, kl: Float[Array, "B S"] | None = None
+    ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]: ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Owns the trainable copy and the optimiser state; the only place that knows its backend."""
+
+    @property
+    def version(self) -> int: ...
+
+    def update(self, batch: Batch, seed: int) -> Mapping[str, float]:
+        """All epochs and minibatches of one step; ``seed`` shuffles them."""
+        ...
+
+    def weights(self, *, averaged: bool = False) -> Weights:
+        """The newest weights, or their running average (the ones to evaluate)."""
+        ...
+
+    def state(self) -> Weights:
+        """Everything that a bit-equal continuation needs, by name; ``restore`` takes it back."""
+        ...
+
+    def restore(self, state: Weights) -> None: ...
+
+
+@runtime_checkable
+class WeightSync(Protocol):
+    """Moves weights from the learner to policies. Collective: both ends call, in the same order."""
+
+    def send(self, weights: Weights, version: int) -> None: ...
+
+    def receive(self, policy: Policy) -> None: ...

@@ -1,0 +1,1 @@
+"""Preference records: store, pair sampling, labellers."""

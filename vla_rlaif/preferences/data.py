@@ -1,0 +1,54 @@
+"""What passes between labels and a reward model that learns from them.
+
+Axes besides those of ``types.py``: E labelled episodes, K frames that a reward reads (1 or F), D features.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeFeatures:
+    """What a reward model keeps of N episodes. A row without a live frame is an invalid episode and scores NaN."""
+
+    values: Float[np.ndarray, "N K D"]  # features; zero where not live
+    live: Bool[np.ndarray, "N K"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData:
+    """Every label so far, oldest first, so that the newest pairs are the last rows."""
+
+    values: Float[np.ndarray, "E K D"]
+    live: Bool[np.ndarray, "E K"]
+    pairs: Int[np.ndarray, "M 2"]  # rows of ``values``
+    target: Float[np.ndarray, " M"]  # probability that the first is better; 0.5 is a tie; never NaN
+    held_out: Bool[np.ndarray, " M"]  # never trained on: early stop, calibration and the reported accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitReport:
+    """Figures of one fit. Accuracies ignore ties; what has no pairs to be measured on is NaN."""
+
+    loss: float  # nats per training pair, mean of the members
+    train_accuracy: float  # of the combined score
+    held_out_accuracy: float  # of the combined score; the early stop looked at the same pairs, so a little high
+    ece: float  # in [0, 1], on the held-out pairs after calibration on the same pairs: a lower bound, not an estimate
+    temperature: float  # that divides score differences in ``probabilities``; 1 where there was nothing to calibrate on
+    num_pairs: int  # trained on
+    num_steps: int  # of the optimiser up to the kept weights
+    seconds: float
+
+
+def pair_accuracy(
+    score: Float[np.ndarray, " N"], pairs: Int[np.ndarray, "M 2"], target: Float[np.ndarray, " M"]
+) -> float:
+    """Share of decided pairs that ``score`` orders as ``target`` does; equal scores count half. NaN without any."""
+    decided = ~np.isnan(target) & (target != 0.5)
+    if not decided.any():
+        return float("nan")
+    first, second = score[pairs[decided]].T
+    right = np.where(first == second, 0.5, (first > second) == (target[decided] > 0.5))
+    return float(right.mean())

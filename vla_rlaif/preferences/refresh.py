@@ -1,0 +1,267 @@
+"""Keeps a learned reward in step with the policy: sample pairs of fresh episodes, label them, measure, refit.
+
+Axes: N fresh episodes, M new pairs, E labelled episodes, K frames read, D features.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from vla_rlaif.interfaces import Labeller
+from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData, pair_accuracy
+from vla_rlaif.preferences.sampling import Strategy, num_available_pairs, sample_pairs, split_by_group
+from vla_rlaif.preferences.store import Preference, PreferenceStore
+from vla_rlaif.types import Episodes, Weights
+
+
+@runtime_checkable
+class FittableReward(Protocol):
+    """What the learner needs of a reward: ``reward_models.preference.PreferenceReward`` is one."""
+
+    @property
+    def version(self) -> int: ...
+
+    def features(self, episodes: Episodes) -> EpisodeFeatures: ...
+
+    def score_features(self, features: EpisodeFeatures) -> Float[np.ndarray, " N"]: ...
+
+    def member_logits(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]: ...
+
+    def fit(self, data: PairData, seed: int) -> FitReport: ...
+
+    def state(self) -> Weights: ...
+
+    def restore(self, state: Weights) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshConfig:
+    """How labels are spent."""
+
+    budget: int = 1000  # labels of the whole run, ties and skips included
+    held_out_share: float = 0.15  # of the pairs, among episodes that are never trained on
+    mix: Mapping[Strategy, float] = field(default_factory=lambda: {"within_group": 0.5, "uniform": 0.5})
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.budget < 1 or not 0 <= self.held_out_share <= 0.5:
+            raise ValueError(
+                "Preferences need a budget of at least one label and a held_out_share in [0, 0.5], "
+                f"got {self.budget} and {self.held_out_share}."
+            )
+
+
+class PreferenceLearner:
+    """The only reader of labels. Seeds come from (seed, number of the refresh), so a resumed run repeats itself."""
+
+    def __init__(
+        self, *, labeller: Labeller, store: PreferenceStore, reward: FittableReward, config: RefreshConfig
+    ) -> None:
+        self._labeller = labeller
+        self._store = store
+        self._reward = reward
+        self._config = config
+        self._num_refreshes = 0
+        self._num_labels = 0
+        self._num_ties = 0
+        self._num_skips = 0
+        self._ids: list[str] = []  # of labelled episodes, in the order of the rows of _data
+        self._data: PairData | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """Asked for so far, ties and skips included."""
+        return self._num_labels
+
+    @property
+    def budget_left(self) -> int:
+        """Labels that may still be asked for."""
+        return self._config.budget - self._num_labels
+
+    def refresh(self, episodes: Episodes, ids: Sequence[str], step: int, num_pairs: int) -> Mapping[str, float]:
+        """Label at most ``num_pairs`` pairs of ``episodes`` (fewer if the budget or the episodes run out) and refit.
+
+        ``reward/on_policy_accuracy`` is that of the model before it saw these labels: the honest figure.
+        """
+        self._check_ids(episodes, ids)
+        num_pairs = min(num_pairs, self.budget_left)
+        if num_pairs <= 0:
+            return self._counts()
+        if self._num_refreshes == 0:
+            self._store.rewind(0)  # what an earlier start of this run, lost before its first checkpoint, has labelled
+        split_seed, train_seed, held_seed, label_seed, fit_seed = self._seeds()
+        features = self._reward.features(episodes)
+        logits = self._reward.member_logits(features) if self._reward.version else None
+        held_rows = split_by_group(episodes.starts.group, episodes.valid, self._config.held_out_share, split_seed)
+        num_held = round(self._config.held_out_share * num_pairs) if held_rows.any() else 0
+        held = self._sample(episodes, num_held, held_rows, logits, held_seed)
+        train = self._sample(episodes, num_pairs - num_held, ~held_rows, logits, train_seed)
+        pairs = np.concatenate([train, held])
+        is_held = np.arange(len(pairs)) >= len(train)
+        labels = self._ask(episodes, pairs, label_seed)
+        group = episodes.starts.group[pairs]
+        on_policy = self._on_policy(episodes, features, pairs, labels)
+        self._store.append(self._records(episodes, ids, step, pairs, labels, is_held))
+        self._num_refreshes += 1
+        self._num_labels += len(labels)
+        self._num_ties += int((labels == 0.5).sum())
+        self._num_skips += int(np.isnan(labels).sum())
+        self._data = self._extended(features, ids, pairs, labels, is_held)
+        report = self._reward.fit(self._data, fit_seed)
+        return {
+            **self._counts(),
+            **on_policy,
+            "labels/within_group": float((group[:, 0] == group[:, 1]).sum()),
+            "reward/train_accuracy": report.train_accuracy,
+            "reward/held_out_accuracy": report.held_out_accuracy,
+            "reward/ece": report.ece,
+            "reward/temperature": report.temperature,
+            "reward/fit_loss": report.loss,
+            "reward/fit_steps": float(report.num_steps),
+            "reward/fit_s": report.seconds,
+        }
+
+    def state(self) -> Weights:
+        """Everything that a bit-equal continuation needs, with the features of labelled episodes."""
+        counts = (self._num_refreshes, self._num_labels, self._num_ties, self._num_skips, self._store.last_id)
+        ids = np.frombuffer(json.dumps(self._ids).encode(), np.uint8).copy()
+        data = {} if self._data is None else {f"data/{name}": value for name, value in vars(self._data).items()}
+        reward = {f"reward/{name}": value for name, value in self._reward.state().items()}
+        return {"counts": np.array(counts, np.int64), "ids": ids, **data, **reward}
+
+    def restore(self, state: Weights) -> None:
+        """Go on from ``state``; records that the store got after it are put out of force."""
+        *counts, last_id = (int(value) for value in state["counts"])
+        self._num_refreshes, self._num_labels, self._num_ties, self._num_skips = counts
+        self._ids = json.loads(state["ids"].tobytes())
+        data = {name.removeprefix("data/"): value for name, value in state.items() if name.startswith("data/")}
+        self._data = PairData(**data) if data else None
+        self._reward.restore(
+            {name.removeprefix("reward/"): value for name, value in state.items() if name.startswith("reward/")}
+        )
+        self._store.rewind(last_id)
+
+    def _check_ids(self, episodes: Episodes, ids: Sequence[str]) -> None:
+        if len(ids) != len(episodes.valid) or len(set(ids)) != len(ids):
+            raise ValueError(f"{len(episodes.valid)} episodes need as many different ids, got {len(set(ids))}.")
+        known = set(ids) & set(self._ids)
+        if known:
+            raise ValueError(f"Episode {min(known)!r} is labelled already: refresh with fresh episodes under new ids.")
+
+    def _seeds(self) -> list[int]:
+        sequence = np.random.SeedSequence((self._config.seed, self._num_refreshes))
+        return [int(value) for value in sequence.generate_state(5)]
+
+    def _sample(
+        self,
+        episodes: Episodes,
+        num: int,
+        rows: Bool[np.ndarray, " N"],
+        logits: Float[np.ndarray, "E N"] | None,
+        seed: int,
+    ) -> Int[np.ndarray, "M 2"]:
+        """At most ``num`` pairs. Where an exact mix cannot be had, the rest is drawn uniformly: a broken simulation or
+        a small group should not end a run. ``labels/within_group`` tells."""
+        chosen = np.flatnonzero(rows)
+        num_all, num_in_group = num_available_pairs(episodes, chosen)
+        num = min(num, num_all)
+        shares = dict(self._config.mix)
+        in_group = min(shares.pop("within_group", 0.0), num_in_group / max(num, 1))
+        if logits is None:  # nothing disagrees yet
+            shares = {}
+        else:
+            shares.pop("uniform", None)
+        mix: dict[Strategy, float] = {"within_group": in_group, **shares}
+        mix["uniform"] = max(0.0, 1.0 - sum(mix.values()))
+        return sample_pairs(episodes, num, seed, mix=mix, rows=chosen, scores=logits)
+
+    def _ask(self, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Float[np.ndarray, " M"]:
+        labels = np.asarray(self._labeller.label(episodes, pairs, seed))
+        in_range = np.isnan(labels) | ((labels >= 0) & (labels <= 1))
+        if labels.shape != (len(pairs),) or not in_range.all():
+            raise ValueError(
+                f"The labeller {self._labeller.name!r} must give {len(pairs)} probabilities in [0, 1] or NaN, got "
+                f"shape {labels.shape} and values {np.unique(labels)[:5]}."
+            )
+        return labels
+
+    def _on_policy(
+        self,
+        episodes: Episodes,
+        features: EpisodeFeatures,
+        pairs: Int[np.ndarray, "M 2"],
+        labels: Float[np.ndarray, " M"],
+    ) -> dict[str, float]:
+        if not self._reward.version:
+            return {"reward/on_policy_accuracy": float("nan"), "reward/on_policy_accuracy_in_group": float("nan")}
+        score = self._reward.score_features(features)
+        group = episodes.starts.group[pairs]
+        same = group[:, 0] == group[:, 1]
+        return {
+            "reward/on_policy_accuracy": pair_accuracy(score, pairs, labels),
+            "reward/on_policy_accuracy_in_group": pair_accuracy(score, pairs[same], labels[same]),
+        }
+
+    def _records(
+        self,
+        episodes: Episodes,
+        ids: Sequence[str],
+        step: int,
+        pairs: Int[np.ndarray, "M 2"],
+        labels: Float[np.ndarray, " M"],
+        held_out: Bool[np.ndarray, " M"],
+    ) -> list[Preference]:
+        now = time.time()
+        return [
+            Preference(
+                first=ids[int(first)],
+                second=ids[int(second)],
+                segment=(0, episodes.mask.shape[1]),
+                instruction=episodes.instruction[int(first)],
+                p_first=None if np.isnan(label) else float(label),
+                labeller=self._labeller.name,
+                step=step,
+                held_out=bool(held),
+                time=now,
+            )
+            for (first, second), label, held in zip(pairs, labels, held_out, strict=True)
+        ]
+
+    def _extended(
+        self,
+        features: EpisodeFeatures,
+        ids: Sequence[str],
+        pairs: Int[np.ndarray, "M 2"],
+        labels: Float[np.ndarray, " M"],
+        held_out: Bool[np.ndarray, " M"],
+    ) -> PairData:
+        """All pairs, the new ones last, and only the episodes that a pair needs. Skips are dropped, ties kept."""
+        usable = ~np.isnan(labels)
+        rows, index = np.unique(pairs[usable], return_inverse=True)
+        offset = len(self._ids)
+        self._ids.extend(ids[int(row)] for row in rows)
+        new = PairData(
+            values=features.values[rows],
+            live=features.live[rows],
+            pairs=index.reshape(-1, 2) + offset,
+            target=labels[usable].astype(np.float64),
+            held_out=held_out[usable],
+        )
+        if self._data is None:
+            return new
+        old = vars(self._data)
+        return PairData(**{name: np.concatenate([old[name], value]) for name, value in vars(new).items()})
+
+    def _counts(self) -> dict[str, float]:
+        return {
+            "labels/total": float(self._num_labels),
+            "labels/ties": float(self._num_ties),
+            "labels/skips": float(self._num_skips),
+            "labels/budget_left": float(self.budget_left),
+            "reward/version": float(self._reward.version),
+        }

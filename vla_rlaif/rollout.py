@@ -1,0 +1,150 @@
+"""Episodes from a policy and a vector env; start states; the batch a learner takes.
+
+Axes as in types.py: N episodes, T decisions, F = T + 1 frames, B = N * T.
+"""
+
+from dataclasses import replace
+from enum import IntEnum
+
+import numpy as np
+from jaxtyping import Float, UInt32
+
+from vla_rlaif.interfaces import Policy, VectorEnv
+from vla_rlaif.types import Batch, Decision, Episodes, Observation, Starts, Transition
+
+
+class Split(IntEnum):
+    """The high bits of a start seed. Different splits cannot share a seed, so their start states are disjoint."""
+
+    TRAIN = 1
+    DEMONSTRATION = 2
+    REWARD = 3
+    VALIDATION = 4
+    TEST = 5
+
+
+def start_seed(split: Split, *entropy: int) -> int:
+    """A 52-bit seed: 4 bits of split, 48 of hash. One stream per (split, entropy)."""
+    low, high = np.random.SeedSequence(entropy).generate_state(2)
+    return (int(split) << 48) | ((int(high) & 0xFFFF) << 32) | int(low)
+
+
+def train_starts(seed: int, step: int, num_groups: int, group_size: int, split: Split = Split.TRAIN) -> Starts:
+    """``num_groups`` fresh start states, each played by ``group_size`` members."""
+    first = step * num_groups
+    group = first + np.repeat(np.arange(num_groups), group_size)
+    seeds = np.array([start_seed(split, seed, first + g) for g in range(num_groups)])
+    return Starts(seed=np.repeat(seeds, group_size), group=group, member=np.tile(np.arange(group_size), num_groups))
+
+
+def held_out_starts(split: Split, num: int) -> Starts:
+    """The first ``num`` start states of a held-out split: the same for every run, each exactly once."""
+    seeds = np.array([start_seed(split, i) for i in range(num)])
+    return Starts(seed=seeds, group=np.arange(num), member=np.zeros(num, np.int64))
+
+
+def noise_seeds(seed: int, starts: Starts, decision: int) -> UInt32[np.ndarray, " N"]:
+    """One stream of action noise per (run seed, group, member, decision)."""
+    rows = zip(starts.group.tolist(), starts.member.tolist(), strict=True)
+    return np.array([np.random.SeedSequence((seed, g, m, decision)).generate_state(1)[0] for g, m in rows], np.uint32)
+
+
+def rollout(policy: Policy, env: VectorEnv, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Episodes:
+    """Play one episode per start, in rounds of ``env.num_envs``; ``noise_scale`` 0 acts deterministically."""
+    total, size = len(starts.seed), env.num_envs
+    rounds = []
+    for first in range(0, total, size):
+        rows = np.arange(first, first + size) % total  # the last round is filled up by repeating, then cut
+        played = _play(policy, env, take_starts(starts, rows), seed, noise_scale)
+        rounds.append(take(played, np.arange(min(size, total - first))))
+    return concatenate(rounds)
+
+
+def _play(policy: Policy, env: VectorEnv, starts: Starts, seed: int, noise_scale: float) -> Episodes:
+    now = env.reset(starts.seed)
+    seen: list[Transition] = [now]
+    decisions: list[Decision] = []
+    live = []
+    for t in range(env.spec.max_decisions):
+        decision = policy.act(now.obs, noise_seeds(seed, starts, t), noise_scale=noise_scale)
+        live.append(~now.done)
+        decisions.append(decision)
+        now = env.step(decision.action)
+        seen.append(now)
+    cameras = now.obs.images.keys()
+    return Episodes(
+        images={c: np.stack([s.obs.images[c] for s in seen], axis=1) for c in cameras},
+        state=np.stack([s.obs.state for s in seen], axis=1),
+        instruction=seen[0].obs.instruction,
+        action=np.stack([d.action for d in decisions], axis=1),
+        logp=np.stack([d.logp for d in decisions], axis=1),
+        trace={k: np.stack([d.trace[k] for d in decisions], axis=1) for k in decisions[0].trace},
+        mask=np.stack(live, axis=1),
+        executed=np.stack([s.executed for s in seen[1:]], axis=1),
+        success=now.success,
+        truth=now.truth,
+        valid=now.valid,
+        starts=starts,
+        version=policy.version,
+    )
+
+
+def take_starts(starts: Starts, rows: np.ndarray) -> Starts:
+    return Starts(seed=starts.seed[rows], group=starts.group[rows], member=starts.member[rows])
+
+
+def take(episodes: Episodes, rows: np.ndarray) -> Episodes:
+    """Some of the episodes, in the given order."""
+    e = episodes
+    return replace(
+        e,
+        images={k: v[rows] for k, v in e.images.items()},
+        state=e.state[rows],
+        instruction=tuple(e.instruction[i] for i in np.arange(len(e.instruction))[rows]),
+        action=e.action[rows],
+        logp=e.logp[rows],
+        trace={k: v[rows] for k, v in e.trace.items()},
+        mask=e.mask[rows],
+        executed=e.executed[rows],
+        success=e.success[rows],
+        truth=e.truth[rows],
+        valid=e.valid[rows],
+        starts=take_starts(e.starts, rows),
+    )
+
+
+def concatenate(parts: list[Episodes]) -> Episodes:
+    """Episodes of one weights version, one after the other."""
+    first = parts[0]
+    assert all(p.version == first.version for p in parts), "one batch never mixes weights versions"
+    if len(parts) == 1:
+        return first
+    cat = lambda name: np.concatenate([getattr(p, name) for p in parts])  # noqa: E731
+    return replace(
+        first,
+        images={k: np.concatenate([p.images[k] for p in parts]) for k in first.images},
+        trace={k: np.concatenate([p.trace[k] for p in parts]) for k in first.trace},
+        instruction=tuple(s for p in parts for s in p.instruction),
+        starts=Starts(
+            **{k: np.concatenate([getattr(p.starts, k) for p in parts]) for k in ("seed", "group", "member")}
+        ),
+        **{k: cat(k) for k in ("state", "action", "logp", "mask", "executed", "success", "truth", "valid")},
+    )
+
+
+def make_batch(episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float) -> Batch:
+    """Keep the live decisions of episodes that have an advantage, flattened to B rows."""
+    e = episodes
+    n, t = np.nonzero(e.mask & (advantage != 0)[:, None])
+    return Batch(
+        obs=Observation(
+            images={k: v[n, t] for k, v in e.images.items()},
+            state=e.state[n, t],
+            instruction=tuple(e.instruction[i] for i in n),
+        ),
+        trace={k: v[n, t] for k, v in e.trace.items()},
+        executed=e.executed[n, t],
+        advantage=advantage[n].astype(np.float32),
+        mask=np.ones(len(n), bool),
+        num_valid=num_valid,
+    )

@@ -1,0 +1,187 @@
+"""A run from start to finish: start policy, success before, the training loop, success after, report.
+
+    runs/<name>/  config.yaml  manifest.json  start/ best/ checkpoints/  preferences.sqlite
+                  before.npz  metrics.jsonl  clips.npz  result.json  report.html
+"""
+
+import json
+import platform
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vla_rlaif.build import build_env, build_parts, build_policy, load_octo
+from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy
+from vla_rlaif.collect import collect_demonstrations
+from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig
+from vla_rlaif.dataset import Demonstrations, save_demonstrations
+from vla_rlaif.evaluate import Evaluation, evaluate
+from vla_rlaif.interfaces import VectorEnv
+from vla_rlaif.metrics import MetricsLog
+from vla_rlaif.report import write_report
+from vla_rlaif.rollout import Split
+from vla_rlaif.train import train
+
+Say = Callable[[str], None]
+PACKAGES = ("vla_rlaif", "numpy", "mujoco", "jax", "flax", "optax", "torch")
+
+
+def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict[str, Any]:
+    """Run everything and return what is written to result.json."""
+    begun, run_dir = time.monotonic(), config.run_dir
+    _prepare(config, run_dir, resume=resume, overwrite=overwrite)
+    env = build_env(config.env)
+    try:
+        policy = start_policy(config, env, run_dir, say)
+        before = _before(config, policy, env, run_dir)
+        say(f"success before: {before.success:.3f} [{before.low:.3f}, {before.high:.3f}] of {before.episodes}")
+        parts = build_parts(config, env, policy, run_dir)
+        with MetricsLog(run_dir) as log:
+            progress = train(config, parts, log, run_dir, resume=resume, say=say)
+        _, weights = load_policy(run_dir / "best")
+        policy.load(weights, parts.learner.version)
+        after = evaluate(
+            policy, env, split=Split.TEST, episodes=config.evaluate.episodes, clips=config.evaluate.clips
+        )
+    finally:
+        env.close()
+    say(f"success after: {after.success:.3f} [{after.low:.3f}, {after.high:.3f}] of {after.episodes}")
+    _write_clips(run_dir / "clips.npz", before, after)
+    result = {
+        "task": before.instruction[0] if before.instruction else config.env.type,
+        "success_before": before.success,
+        "success_after": after.success,
+        "ci95_before": [before.low, before.high],
+        "ci95_after": [after.low, after.high],
+        "episodes": after.episodes,
+        "labels": parts.preferences.num_labels if parts.preferences is not None else 0,
+        "minutes": (time.monotonic() - begun) / 60,
+        "training_minutes": progress.minutes,
+        "seed": config.seed,
+        "best_step": progress.best_step,
+        "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "versions": versions(),
+    }
+    (run_dir / "result.json").write_text(json.dumps(result, indent=1))
+    say(f"report: {write_report(run_dir)}")
+    return result
+
+
+def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Any:
+    """The policy a run starts from, made once and kept in ``run_dir/start``."""
+    folder = run_dir / "start"
+    if not isinstance(config.policy, OctoConfig):
+        return build_policy(config.policy, env.spec, config.seed)
+    if not folder.exists():
+        warm = config.warm_start or WarmStartConfig()
+        if warm.checkpoint is not None:
+            policy = load_octo(warm.checkpoint, config.policy)
+        elif config.warm_start is None:
+            policy = build_policy(config.policy, env.spec, config.seed)
+        else:
+            policy = imitated_policy(config, demonstrations(config, warm, say), env, say)
+        save_policy(folder, policy.metadata(), {k: np.asarray(v) for k, v in policy.params.items()})
+    policy = load_octo(folder, config.policy)
+    policy.freeze_reference()
+    return policy
+
+
+def demonstrations(config: RunConfig, warm: WarmStartConfig, say: Say) -> Demonstrations:
+    env = build_env(config.env, max_steps=_demonstration_steps(config, warm))
+    try:
+        demos = collect_demonstrations(env, warm.collect, config.seed)
+    finally:
+        env.close()
+    say(f"collected {len(demos.success)} demonstrations, {int(demos.mask.sum())} steps")
+    return demos
+
+
+def _demonstration_steps(config: RunConfig, warm: WarmStartConfig) -> int:
+    chunk = config.env.chunk if config.env.type == "tabletop" else 1
+    return -(-(warm.collect.scatter_steps + warm.collect.max_steps + 1) // chunk) * chunk
+
+
+def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, say: Say) -> Any:
+    """Fit a fresh policy to demonstrations; normalisation statistics come from them."""
+    from vla_rlaif.jax_imitation import imitate
+    from vla_rlaif.policies.octo.statistics import Statistics
+
+    assert config.warm_start is not None
+    policy = build_policy(config.policy, env.spec, config.seed)
+    obs, action = demos.samples(env.spec.chunk)
+    policy = policy.with_statistics(Statistics.measured(action.reshape(-1, action.shape[-1]), obs.state))
+    on_step = lambda step, loss: say(f"imitate step {step}: loss {loss:.4f}")  # noqa: E731
+    policy.load(imitate(policy, obs, action, config.warm_start.imitate, seed=config.seed, on_step=on_step), 0)
+    return policy
+
+
+def save_demos(folder: Path, demos: Demonstrations, config: RunConfig) -> None:
+    save_demonstrations(folder, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed})
+
+
+def _prepare(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and not (run_dir / "config.yaml").exists():
+        raise ValueError(f"nothing to resume: {run_dir} has no run. Start it without --resume.")
+    if run_dir.exists() and any(run_dir.iterdir()) and not resume:
+        if not overwrite:
+            raise ValueError(f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out.")
+        shutil.rmtree(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    saved = run_dir / "config.yaml"
+    if resume and RunCheckpoints(run_dir / "checkpoints", 2).exists():
+        old = RunConfig.model_validate(yaml.safe_load(saved.read_text()))
+        differ = [k for k in RunConfig.model_fields if k not in ("out", "loop") and getattr(old, k) != getattr(config, k)]
+        if differ:
+            raise ValueError(
+                f"{run_dir} was started with other settings in: {', '.join(differ)}. Resume with {saved}, or start anew."
+            )
+    saved.write_text(text)
+    (run_dir / "manifest.json").write_text(json.dumps(manifest(), indent=1))
+
+
+def manifest() -> dict[str, Any]:
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return {"versions": versions(), "python": platform.python_version(), "git": git.stdout.strip() or None}
+
+
+def versions() -> dict[str, str]:
+    installed = {d.metadata["Name"].replace("-", "_"): d.version for d in metadata.distributions()}
+    return {name: installed[name] for name in PACKAGES if name in installed}
+
+
+def _before(config: RunConfig, policy: Any, env: VectorEnv, run_dir: Path) -> Evaluation:
+    """Success of the start policy, measured once; a resumed run reads it back."""
+    path = run_dir / "before.npz"
+    if not path.exists():
+        result = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes, clips=config.evaluate.clips)
+        np.savez_compressed(path, **{k: np.array(v) for k, v in vars(result).items()})
+    with np.load(path, allow_pickle=False) as file:
+        return Evaluation(
+            success=float(file["success"]),
+            low=float(file["low"]),
+            high=float(file["high"]),
+            outcomes=file["outcomes"],
+            frames=file["frames"],
+            instruction=tuple(str(s) for s in file["instruction"]),
+        )
+
+
+def _write_clips(path: Path, before: Evaluation, after: Evaluation) -> None:
+    shown = len(before.frames)
+    np.savez_compressed(
+        path,
+        before=before.frames,
+        after=after.frames,
+        before_success=before.outcomes[:shown],
+        after_success=after.outcomes[:shown],
+        instruction=np.array(before.instruction, dtype=np.str_),
+    )

@@ -1,0 +1,115 @@
+"""Data that crosses module boundaries. Everything here is NumPy on the host; backends convert at their own edge.
+
+Axes, the same letters in every file:
+N episodes (= parallel environments), T decisions, F = T + 1 frames, H actions in a chunk, A action dims,
+P proprioception dims, S stochastic sub-steps per decision (1 for a Gaussian head, the trained denoising steps for
+diffusion), B decisions flattened for learning (N * T), M pairs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+
+Array = Any  # torch.Tensor, jax.Array or np.ndarray. Only learners and policies know which.
+Weights = Mapping[str, np.ndarray]  # parameters by '/'-joined name: what checkpoints and weight sync carry
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What a policy must know of an environment before it can be built."""
+
+    cameras: tuple[str, ...]
+    image_size: int  # pixels; images are square
+    state_dim: int  # P
+    action_dim: int  # A, every dim bounded to [-1, 1]
+    chunk: int  # H
+    max_decisions: int  # T
+    instructions: tuple[str, ...]  # every sentence the task can say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What the policy sees before one decision."""
+
+    images: Mapping[str, UInt8[np.ndarray, "N height width 3"]]
+    state: Float[np.ndarray, "N P"]  # env units: metres, radians
+    instruction: tuple[str, ...]  # N
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the policy did, with enough to score it again later."""
+
+    action: Float[np.ndarray, "N H A"]  # env units, executed open loop
+    logp: Float[np.ndarray, "N S"]  # nats, under the weights that acted
+    trace: Mapping[str, np.ndarray]  # policy-private leaves "N ...": all that re-scoring needs besides the observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """What the env answered. ``success`` and ``truth`` are simulator knowledge: no policy or learned reward reads them."""
+
+    obs: Observation
+    done: Bool[np.ndarray, " N"]  # sticky: a finished member ignores actions until reset
+    truncated: Bool[np.ndarray, " N"]  # done by the step limit, not by success
+    success: Bool[np.ndarray, " N"]  # sticky within an episode
+    truth: Float[np.ndarray, " N"]  # ground-truth return so far, in [-1, 2]: progress towards the goal + 1 on success
+    executed: Int[np.ndarray, " N"]  # env steps of the last chunk that ran; 0 after reset or when finished
+    valid: Bool[np.ndarray, " N"]  # False: the simulation of this member broke (e.g. NaN state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """Which episodes to play. Equal seeds are the identical start state; (group, member) fixes the action noise."""
+
+    seed: Int[np.ndarray, " N"]  # of the start state
+    group: Int[np.ndarray, " N"]
+    member: Int[np.ndarray, " N"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """N finished episodes, column by column. Frame f is seen before decision f; frames after the end repeat the last."""
+
+    images: Mapping[str, UInt8[np.ndarray, "N F height width 3"]]
+    state: Float[np.ndarray, "N F P"]
+    instruction: tuple[str, ...]  # N
+    action: Float[np.ndarray, "N T H A"]
+    logp: Float[np.ndarray, "N T S"]  # nats
+    trace: Mapping[str, np.ndarray]  # leaves "N T ..."
+    mask: Bool[np.ndarray, "N T"]  # the decision was taken while the episode was live
+    executed: Int[np.ndarray, "N T"]  # env steps of each chunk that ran
+    success: Bool[np.ndarray, " N"]  # measured, never trained on (unless the reward is the success baseline)
+    truth: Float[np.ndarray, " N"]  # ground-truth return, for oracle labellers and monitoring only
+    valid: Bool[np.ndarray, " N"]
+    starts: Starts
+    version: int  # of the weights that acted
+
+    @property
+    def num_decisions(self) -> Int[np.ndarray, " N"]:
+        return self.mask.sum(axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What the loss compares log-probabilities with. Leaves live on the learner's device."""
+
+    logp_old: Float[Array, "B S"]  # under the weights that acted, recomputed in the learner
+    advantage: Float[Array, " B"]
+    mask: Bool[Array, " B"]
+    num_valid: float | Float[Array, ""]  # what sums are divided by: fixed for the whole step, shared by micro-batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Decisions for one optimiser phase."""
+
+    obs: Observation  # leaves "B ..."
+    trace: Mapping[str, np.ndarray]  # leaves "B ..."
+    executed: Int[np.ndarray, " B"]  # env steps of the chunk that ran; the rest of the chunk has no gradient
+    advantage: Float[np.ndarray, " B"]
+    mask: Bool[np.ndarray, " B"]
+    num_valid: float
