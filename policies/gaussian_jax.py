@@ -32,9 +32,7 @@ class GaussianJax:
 
     @classmethod
     def from_parts(cls, config: GaussianConfig, metadata: Mapping[str, Any], weights: Weights) -> "GaussianJax":
-        policy = cls(
-            config, EnvSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in metadata["spec"].items()})
-        )
+        policy = cls(config, spec_from_json(metadata["spec"]))
         policy.load(weights, 0)
         return policy
 

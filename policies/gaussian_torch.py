@@ -16,6 +16,9 @@ from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 
+Params = Mapping[str, torch.Tensor]
+
+
 class GaussianTorch:
     """Acts on ``obs.state`` only. The mean starts at 0."""
 
@@ -30,9 +33,7 @@ class GaussianTorch:
 
     @classmethod
     def from_parts(cls, config: GaussianConfig, metadata: Mapping[str, Any], weights: Weights) -> "GaussianTorch":
-        policy = cls(
-            config, EnvSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in metadata["spec"].items()})
-        )
+        policy = cls(config, spec_from_json(metadata["spec"]))
         policy.load(weights, 0)
         return policy
 
@@ -41,8 +42,12 @@ class GaussianTorch:
         return self._version
 
     @property
+    def params(self) -> Params:
+        return dict(self.module.named_parameters())
+
+    @property
     def trainable(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.module.named_parameters())
+        return frozenset(self.params)
 
     def metadata(self) -> dict[str, Any]:
         """All that ``from_parts`` needs besides the weights; JSON."""
@@ -61,16 +66,31 @@ class GaussianTorch:
         noise = np.stack([np.random.default_rng(int(s)).standard_normal(self._width, np.float32) for s in seeds])
         sample = mean + np.float32(noise_scale * self.config.std) * noise
         executed = np.full(len(sample), self.spec.chunk)
-        logp = self.log_prob(obs, {"sample": sample}, executed).numpy()
+        logp, _ = self.score(self.params, self.inputs(obs, {"sample": sample}, executed))
         action = np.clip(sample, -1.0, 1.0).reshape(-1, self.spec.chunk, self.spec.action_dim)
-        return Decision(action=action, logp=logp, trace={"sample": sample})
+        return Decision(action=action, logp=logp.numpy(), trace={"sample": sample})
 
-    def log_prob(
+    def inputs(
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
-    ) -> Float[torch.Tensor, "B 1"]:
-        """Of stored samples under the current weights, over the dims of the executed env steps, nats."""
-        mean = self.module(torch.tensor(obs.state))
-        density = torch.distributions.Normal(mean, self.config.std).log_prob(torch.tensor(trace["sample"]))
-        steps = torch.arange(self.spec.chunk)[None] < torch.tensor(executed)[:, None]
-        mask = steps.repeat_interleave(self.spec.action_dim, dim=1)
-        return torch.where(mask, density, 0.0).sum(-1, keepdim=True)
+    ) -> dict[str, np.ndarray]:
+        """What ``means`` and ``score`` read, leaves "B ..."."""
+        return {"state": obs.state, "sample": trace["sample"], "executed": executed}
+
+    def means(self, params: Params, inputs: Mapping[str, Any]) -> Float[torch.Tensor, "B 1 E"]:
+        state = torch.as_tensor(inputs["state"])
+        return torch.func.functional_call(self.module, params, (state,))[:, None]
+
+    def score(
+        self, params: Params, inputs: Mapping[str, Any], reference_means: Float[torch.Tensor, "B 1 E"] | None = None
+    ) -> tuple[Float[torch.Tensor, "B 1"], Float[torch.Tensor, "B 1"] | None]:
+        """Log-probability and divergence over the dims of the executed env steps, nats."""
+        means = self.means(params, inputs)
+        steps = torch.arange(self.spec.chunk)[None] < torch.as_tensor(inputs["executed"])[:, None]
+        mask = steps.repeat_interleave(self.spec.action_dim, dim=1)[:, None]
+        sample = torch.as_tensor(inputs["sample"])[:, None]
+        density = torch.distributions.Normal(means, self.config.std).log_prob(sample)
+        logp = torch.where(mask, density, 0.0).sum(-1)
+        if reference_means is None:
+            return logp, None
+        divergence = 0.5 * torch.square((means - reference_means) / self.config.std)
+        return logp, torch.where(mask, divergence, 0.0).sum(-1)

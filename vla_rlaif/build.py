@@ -8,6 +8,7 @@ from typing import Any
 from vla_rlaif.checkpoint import load_policy
 from vla_rlaif.config import (
     CustomEnvConfig,
+    CustomPolicyConfig,
     EnvConfig,
     GaussianConfig,
     OctoConfig,
@@ -20,7 +21,7 @@ from vla_rlaif.config import (
     kl_coef,
 )
 from vla_rlaif.grpo import GRPO
-from vla_rlaif.interfaces import Labeller, Learner, RewardModel, VectorEnv
+from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
 from vla_rlaif.train import Parts
 from vla_rlaif.types import EnvSpec
@@ -62,6 +63,11 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> Any:
         from vla_rlaif.policies.octo.policy import OctoPolicy
 
         return OctoPolicy(config, spec, seed=seed)
+    if isinstance(config, CustomPolicyConfig):
+        policy = load_symbol(config.factory)(spec, seed=seed, **config.options)
+        if not isinstance(policy, Policy):
+            raise ValueError(f"{config.factory} returned a {type(policy).__name__}, which has not all of Policy's methods.")
+        return policy
     assert isinstance(config, GaussianConfig)
     if config.backend == "torch":
         from vla_rlaif.policies.gaussian_torch import GaussianTorch
@@ -153,7 +159,7 @@ def build_algorithm(config: RunConfig) -> GRPO:
 
 
 def build_learner(config: RunConfig, policy: Any) -> Learner:
-    if isinstance(config.policy, GaussianConfig) and config.policy.backend == "torch":
+    if not isinstance(config.policy, OctoConfig) and config.policy.backend == "torch":
         from vla_rlaif.torch_learner import TorchLearner
 
         return TorchLearner(policy, build_algorithm(config), config.learner)

@@ -33,7 +33,9 @@ def load_policy(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(metadata, weights). Raises ValueError for a missing, foreign or truncated folder."""
     path = folder / "policy.json"
     if not path.exists():
-        raise ValueError(f"no policy checkpoint at {folder}: policy.json is missing. `vla-rlaif imitate` or `train` makes one.")
+        raise ValueError(
+            f"no policy checkpoint at {folder}: policy.json is missing. `vla-rlaif imitate` or `train` makes one."
+        )
     try:
         metadata = json.loads(path.read_text())
         weights = load_file(folder / "params.safetensors")
@@ -113,6 +115,18 @@ class _whole_folder:
             os.replace(self._part, self._folder)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that appears complete; what was there before is kept until then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        _write_bytes(part, data)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
 def _write_bytes(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
@@ -121,4 +135,4 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def _contiguous(weights: Weights) -> dict[str, np.ndarray]:
-    return {k: np.ascontiguousarray(v) for k, v in weights.items()}
+    return {k: np.asarray(v, order="C") for k, v in weights.items()}  # ascontiguousarray makes a vector of a scalar

@@ -3,7 +3,11 @@
 Exit codes: 0 done, 1 a fault (ours, or the machine's), 2 a user's mistake.
 """
 
+import contextlib
+import dataclasses
+import difflib
 import errno
+import io
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from pydantic import ValidationError
 
-from vla_rlaif.config import RunConfig, load_config, validate_again
+from vla_rlaif.config import RunConfig, explain, load_config, validate_again
 
 ConfigFile = tyro.conf.Positional[Path]
 
@@ -156,38 +161,65 @@ def _run(argv: list[str]) -> None:
         print(_usage())
         return
     verb, rest = argv[0], argv[1:]
+    sys.path.append(str(Path.cwd()))  # so that a config can name code that lies beside it, `my_reward:function`
     if verb not in VERBS:
         raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}.")
     if verb == "doctor":
+        options = tyro.cli(Doctor, args=rest, prog="vla-rlaif doctor")
         from vla_rlaif.doctor import check
 
-        options = tyro.cli(Doctor, args=rest, prog="vla-rlaif doctor")
         if not check(options.renderer):
             sys.exit(1)
         return
     if verb == "report":
+        run = tyro.cli(Report, args=rest, prog="vla-rlaif report").run
         from vla_rlaif.report import write_report
 
-        print(write_report(tyro.cli(Report, args=rest, prog="vla-rlaif report").run))
+        print(write_report(run))
         return
     # Every key of the config is a flag too; with a config named, --help lists them with the file's values.
     path = next((Path(a) for a in rest if a.endswith((".yaml", ".yml"))), None)
-    wants_help = bool({"-h", "--help"} & set(rest))
-    if wants_help:
+    if {"-h", "--help"} & set(rest):
         if path is None:
-            tyro.cli(VERBS[verb], args=["--help"], prog=f"vla-rlaif {verb}")
-        _overrides(load_config(path), ["--help"], f"vla-rlaif {verb} {path}")
+            tyro.cli(VERBS[verb], args=["--help"], prog=f"vla-rlaif {verb}")  # exits
+        else:
+            _overrides(load_config(path), ["--help"], f"vla-rlaif {verb} {path}")
     options, flags = tyro.cli(VERBS[verb], args=rest, return_unknown_args=True, prog=f"vla-rlaif {verb}")
+    _refuse_near_misses(verb, flags)
     options(_overrides(load_config(options.config), flags, f"vla-rlaif {verb} {options.config}"))
 
 
 def _overrides(config: RunConfig, flags: list[str], prog: str) -> RunConfig:
     if not flags:
         return config
-    changed = tyro.cli(
-        RunConfig, args=flags, default=config, prog=prog, config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    )
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            changed = tyro.cli(
+                RunConfig,
+                args=flags,
+                default=config,
+                prog=prog,
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+            )
+    except SystemExit as stop:
+        # tyro shows a ValidationError in pydantic's words; what raised its exit tells whether it was one.
+        cause: BaseException | None = stop
+        while (cause := cause.__context__) is not None:
+            if isinstance(cause, ValidationError):
+                raise ValueError(explain(cause, "command line")) from None
+        sys.stderr.write(printed.getvalue())
+        raise
     return validate_again(changed)
+
+
+def _refuse_near_misses(verb: str, flags: list[str]) -> None:
+    """Flags that the verb does not know are taken for keys of the config, so its own names must be suggested here."""
+    own = [f"--{field.name}" for field in dataclasses.fields(VERBS[verb]) if field.name != "config"]
+    for flag in flags:
+        near = difflib.get_close_matches(flag.partition("=")[0], own, n=1, cutoff=0.8)
+        if flag.startswith("--") and near:
+            raise ValueError(f"unknown option {flag}; did you mean {near[0]}?")
 
 
 def _exit_code(run: Callable[[], None]) -> int:
@@ -199,7 +231,8 @@ def _exit_code(run: Callable[[], None]) -> int:
         return _fail(130, "stopped; a run goes on with --resume")
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return _fail(1, f"error: the disk is full ({error.filename or 'while writing'}). Free some space, then --resume.")
+            where = error.filename or "while writing"
+            return _fail(1, f"error: the disk is full ({where}). Free some space and go on; a run takes --resume.")
         traceback.print_exc()
         return _fail(1, f"error: {error}")
     return 0

@@ -29,7 +29,9 @@ def collect_demonstrations(env: VectorEnv, config: CollectConfig, seed: int) -> 
     The env must last ``config.scatter_steps + config.max_steps`` steps; it is stepped one action at a time.
     """
     if not isinstance(env, ExpertEnv):
-        raise ValueError(f"{type(env).__name__} has no expert(); demonstrations need one. Start from a checkpoint instead.")
+        raise ValueError(
+            f"{type(env).__name__} has no expert(); demonstrations need one. Start from a checkpoint instead."
+        )
     rounds = -(-config.episodes // env.num_envs)
     parts = [_play(env, config, seed, r) for r in range(rounds)]
     cat = lambda name: np.concatenate([getattr(p, name) for p in parts])[: config.episodes]  # noqa: E731

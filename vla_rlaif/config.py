@@ -60,6 +60,33 @@ class CustomEnvConfig(Model):
 EnvConfig = TabletopConfig | PointReachConfig | CustomEnvConfig
 
 
+class SmallStemConfig(Model):
+    """Octo's own image stem: four strided convolutions, one token a patch."""
+
+    type: Literal["small16"] = "small16"
+    features: tuple[int, ...] = (32, 96, 192, 384)
+    groups: Positive = 32
+    embedding: Positive = 512
+    patch_size: Positive = 16  # pixels
+    goal_images: bool = True  # the input has room for a goal image, as upstream
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> "SmallStemConfig":
+        if any(f % self.groups for f in self.features):
+            raise ValueError(f"features {self.features} do not split into {self.groups} groups.")
+        return self
+
+
+class KeypointStemConfig(Model):
+    """A shallow CNN read as key points, one token a camera: learns where things are from a few hundred episodes."""
+
+    type: Literal["keypoints"] = "keypoints"
+    channels: Positive = 32
+
+
+StemConfig = Annotated[SmallStemConfig | KeypointStemConfig, Field(discriminator="type")]
+
+
 class OctoConfig(Model):
     """Octo (https://arxiv.org/abs/2405.12213). The defaults are a tiny one; configs/octo_small.yaml has the real sizes."""
 
@@ -68,13 +95,9 @@ class OctoConfig(Model):
     num_layers: Positive = 2
     num_heads: Positive = 2
     mlp_dim: Positive = 128
-    stem_features: tuple[int, ...] = (16, 32, 32, 64)
-    stem_groups: Positive = 8
-    patch_size: Positive = 16
-    stem_embedding: Positive = 64
+    stem: StemConfig = KeypointStemConfig()
     language_tokens: Positive = 12
     language_dim: Positive = 32
-    goal_images: bool = False  # the stem's input has room for a goal image, as upstream
     proprio: bool = True
     repeat_task_tokens: bool = True
     max_horizon: Positive = 2
@@ -82,7 +105,8 @@ class OctoConfig(Model):
     head_blocks: Positive = 2
     time_dim: Positive = 32
     diffusion_steps: Annotated[int, Field(ge=2)] = 10
-    max_action: Annotated[float, Field(gt=0)] = 5.0
+    max_action: Annotated[float, Field(gt=0)] = 5.0  # bound of every denoising state, normalised action units
+    clip_prediction: Annotated[float, Field(gt=0)] | None = 3.0  # of the implied clean action; null is upstream
     tuned_steps: Positive = 5  # the last k denoising steps are trained; the first run on a frozen head
     std_floor: Annotated[float, Field(ge=0)] = 0.1  # normalised action units; 0 is upstream's sampler
     tune: Literal["head", "full"] = "head"
@@ -94,8 +118,6 @@ class OctoConfig(Model):
             raise ValueError(f"tuned_steps {self.tuned_steps} exceeds diffusion_steps {self.diffusion_steps}.")
         if self.token_dim % self.num_heads:
             raise ValueError(f"token_dim {self.token_dim} does not split into {self.num_heads} heads.")
-        if any(f % self.stem_groups for f in self.stem_features):
-            raise ValueError(f"stem_features {self.stem_features} do not split into {self.stem_groups} groups.")
         return self
 
 
@@ -111,7 +133,17 @@ class GaussianConfig(Model):
         return "sum"
 
 
-PolicyConfig = OctoConfig | GaussianConfig
+class CustomPolicyConfig(Model):
+    """A policy from the user's own code: `package.module:name`, called with (spec, seed=) and ``options``."""
+
+    type: Literal["custom"] = "custom"
+    factory: str
+    backend: Literal["jax", "torch"] = "jax"
+    logp_reduction: Literal["mean", "sum"] = "sum"  # what its score() does: decides which clip range fits
+    options: dict[str, Any] = {}
+
+
+PolicyConfig = OctoConfig | GaussianConfig | CustomPolicyConfig
 
 
 class CollectConfig(Model):
@@ -245,7 +277,9 @@ class LearnerConfig(Model):
     minibatch: Positive = 256  # decisions
     micro_batches: Positive = 1  # gradient accumulation inside a minibatch
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    target_kl: Annotated[float, Field(gt=0)] | None = 0.05  # nats per sub-step; the rest of the step's updates is skipped
+    target_kl: Annotated[float, Field(gt=0)] | None = (
+        0.05  # nats per sub-step; the rest of the step's updates is skipped
+    )
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9  # running average of the weights, used for evaluation
 
 
@@ -291,7 +325,9 @@ class RunConfig(Model):
         if self.policy.logp_reduction == "mean" and clip > 0.1:
             raise ValueError(f"clip {clip} never binds on averaged log-probs; use at most 0.1 or logp_reduction: sum.")
         if self.policy.logp_reduction == "sum" and min(self.algorithm.clip_low, self.algorithm.clip_high) < 0.05:
-            raise ValueError(f"clip {clip} clips nearly every summed log-prob; use 0.05 or more, or logp_reduction: mean.")
+            raise ValueError(
+                f"clip {clip} clips nearly every summed log-prob; use 0.05 or more, or logp_reduction: mean."
+            )
         if self.learner.minibatch % self.learner.micro_batches:
             raise ValueError(
                 f"learner.minibatch {self.learner.minibatch} does not split into {self.learner.micro_batches} micro-batches."
@@ -300,16 +336,17 @@ class RunConfig(Model):
             self._octo_sees(self.policy, self.env)
         if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
             raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
-        if isinstance(self.policy, GaussianConfig) and self.warm_start is not None:
-            raise ValueError("warm_start trains an octo policy; a gaussian policy starts from zero. Remove warm_start.")
+        if not isinstance(self.policy, OctoConfig) and self.warm_start is not None:
+            raise ValueError(f"warm_start trains an octo policy, not {self.policy.type}. Remove the section.")
         if isinstance(self.policy, GaussianConfig) and isinstance(self.reward, PreferenceRewardConfig):
             if self.reward.encoder.type == "policy":
                 raise ValueError("a gaussian policy has no image features for reward.encoder policy; use cnn.")
         return self
 
     def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
-        if env.image_size % policy.patch_size:
-            raise ValueError(f"env.image_size {env.image_size} is not a multiple of policy.patch_size {policy.patch_size}.")
+        unit = policy.stem.patch_size if isinstance(policy.stem, SmallStemConfig) else 4
+        if env.image_size % unit:
+            raise ValueError(f"env.image_size {env.image_size} is not a multiple of the {unit} pixels of policy.stem.")
         longest = {"reach": 7, "push": 8, "pick_place": 12}[env.task]
         if policy.language_tokens < longest:
             raise ValueError(
@@ -355,7 +392,9 @@ def explain(error: ValidationError, source: str) -> str:
         where = ".".join(str(p) for p in item["loc"]) or "the run"
         if item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(item["loc"][-1]), _known_keys(item["loc"][:-1]), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_known_keys(item['loc'][:-1]))}."
+            hint = (
+                f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_known_keys(item['loc'][:-1]))}."
+            )
             lines.append(f"{where}: unknown key{hint}")
         elif item["type"] == "union_tag_not_found":
             types = {m.model_fields["type"].default for m in _options(item["loc"])}

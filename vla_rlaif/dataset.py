@@ -3,16 +3,18 @@
 Axes: N episodes, T decisions, F frames; E demonstrations, L recorded env steps, H chunk.
 """
 
+import io
 import json
-import os
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
+from vla_rlaif.checkpoint import write_whole
 from vla_rlaif.types import Episodes, Observation, Starts
 
 FORMAT = 1
@@ -59,6 +61,19 @@ def load_demonstrations(folder: Path) -> Demonstrations:
     )
 
 
+def num_episodes(folder: Path) -> int:
+    """How many episodes the shards hold; 0 if there is no dataset yet."""
+    if not (folder / "manifest.json").exists():
+        return 0
+    return sum(len(arrays["success"]) for arrays, _ in _read(folder, "episodes", ("success", "instruction")))
+
+
+def require_kind(folder: Path, kind: str) -> None:
+    """Raise ValueError if ``folder`` already holds another kind of dataset, which a new shard would hide."""
+    if (folder / "manifest.json").exists() and (found := _manifest(folder).get("kind")) != kind:
+        raise ValueError(f"{folder} already holds {found}; choose another folder for {kind}.")
+
+
 def append_episodes(folder: Path, episodes: Episodes, about: Mapping[str, object]) -> list[str]:
     """Add one shard; returns the id of each episode, `shard:row`."""
     shard = len(_manifest(folder)["shards"]) if (folder / "manifest.json").exists() else 0
@@ -98,17 +113,14 @@ def _write(
     about: Mapping[str, object],
 ) -> None:
     """The shard first, then the manifest that names it; both appear whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{kind}-{shard:05d}.npz"
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez_compressed(file, **{**arrays, "instruction": np.array(instruction)})
-    os.replace(part, path)
+    require_kind(folder, kind)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{**arrays, "instruction": np.array(instruction)})
+    name = f"{kind}-{shard:05d}.npz"
+    write_whole(folder / name, buffer.getvalue())
     shards = _manifest(folder)["shards"] if shard else []
-    manifest = {"format": FORMAT, **about, "shards": [*shards, path.name]}
-    part = folder / "manifest.part"
-    part.write_text(json.dumps(manifest, indent=1))
-    os.replace(part, folder / "manifest.json")
+    manifest = {"format": FORMAT, **about, "shards": [*shards, name]}
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
 def _manifest(folder: Path) -> dict:
@@ -124,14 +136,17 @@ def _manifest(folder: Path) -> dict:
     return manifest
 
 
-def _read(folder: Path, kind: str) -> Iterator[tuple[dict[str, np.ndarray], list[str]]]:
+def _read(
+    folder: Path, kind: str, only: Collection[str] | None = None
+) -> Iterator[tuple[dict[str, np.ndarray], list[str]]]:
+    """The arrays of each shard (all of them, or ``only`` some) and its sentences."""
     manifest = _manifest(folder)
     if manifest.get("kind") != kind:
         raise ValueError(f"{folder} holds {manifest.get('kind')}, wanted {kind}.")
     for name in manifest["shards"]:
         try:
-            with np.load(folder / name, allow_pickle=False) as file:
-                arrays = {k: file[k] for k in file.files}
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
+            with (folder / name).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                arrays = {k: file[k] for k in file.files if only is None or k in only}
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError) as error:
             raise ValueError(f"{folder / name} is damaged or missing: {error}. Collect the dataset again.") from None
         yield arrays, arrays.pop("instruction").tolist()

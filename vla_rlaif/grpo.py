@@ -102,7 +102,8 @@ def num_valid(
     advantage: Float[np.ndarray, " N"],
     mask: Bool[np.ndarray, "N T"],
 ) -> float:
-    """What the loss of one step is divided by; dead groups are in no denominator.
+    """What the loss of one step is divided by. Episodes without an advantage (dead groups, unscorable members, a member
+    exactly on its group's mean) are in no denominator, as they are in no batch.
 
     constant: live episodes x T, so that a long failure does not outweigh a short success (Dr. GRPO's argument).
     decisions: live decisions, the mean over decisions.

@@ -49,7 +49,9 @@ def imitate(
     """
     num = len(action)
     if num < config.batch:
-        raise ValueError(f"{num} demonstrated steps are fewer than imitate.batch {config.batch}; collect more or lower it.")
+        raise ValueError(
+            f"{num} demonstrated steps are fewer than imitate.batch {config.batch}; collect more or lower it."
+        )
     inputs = policy.imitation_inputs(obs)
     schedule = optax.cosine_decay_schedule(config.lr, config.steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4))

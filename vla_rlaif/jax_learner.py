@@ -76,7 +76,7 @@ class JaxLearner:
                 grads = grad if grads is None else jax.tree.map(jnp.add, grads, grad)
                 metrics.append({"loss": value, **extra})
             updates, opt_state = self._optimizer.update(grads, opt_state, trained)
-            return optax.apply_updates(trained, updates), opt_state, metrics, optax.global_norm(grads)
+            return optax.apply_updates(trained, updates), opt_state, metrics, optax.tree.norm(grads)
 
         self._step = step
 

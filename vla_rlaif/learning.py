@@ -8,9 +8,7 @@ import numpy as np
 Micro = tuple[np.ndarray, np.ndarray]  # row indices and which of them are real, both of one static length
 
 
-def split_minibatches(
-    rng: np.random.Generator, num_rows: int, minibatch: int, micro_batches: int
-) -> list[list[Micro]]:
+def split_minibatches(rng: np.random.Generator, num_rows: int, minibatch: int, micro_batches: int) -> list[list[Micro]]:
     """Rows shuffled and split evenly into minibatches, each padded to ``micro_batches`` micro-batches of equal size.
 
     Even parts, so that no last minibatch takes a full-sized step on a few rows.

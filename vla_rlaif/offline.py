@@ -1,23 +1,34 @@
-"""The verbs that do one link of the chain on data on disk: collect, imitate, label, reward fit|eval, evaluate."""
+"""The verbs that do one link of the chain on data on disk: collect, imitate, label, reward fit|eval, evaluate.
 
+Axes: N episodes of a folder.
+"""
+
+import functools
+import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from vla_rlaif.build import build_encoder, build_env, load_octo
-from vla_rlaif.checkpoint import save_policy
+from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_octo
+from vla_rlaif.checkpoint import save_policy, write_whole
 from vla_rlaif.config import PreferenceRewardConfig, RunConfig, WarmStartConfig
-from vla_rlaif.dataset import append_episodes, load_demonstrations, load_episodes
+from vla_rlaif.dataset import append_episodes, load_demonstrations, num_episodes, require_kind
 from vla_rlaif.evaluate import evaluate
-from vla_rlaif.rollout import Split, concatenate, rollout, train_starts
-from vla_rlaif.types import Episodes
+from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
+from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join
+from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
+from vla_rlaif.preferences.sampling import Strategy
+from vla_rlaif.preferences.store import PreferenceStore
+from vla_rlaif.rollout import Split, rollout, take, take_starts, train_starts
+from vla_rlaif.types import EnvSpec, Episodes
 
+FORMAT = "vla_rlaif reward 1"  # the one key of a reward file's metadata; several would be written in random order
 Say = Callable[[str], None]
 
 
@@ -25,17 +36,21 @@ def collect(config: RunConfig, to: Path, policy: Path | None, episodes: int, say
     from vla_rlaif.run import demonstrations, save_demos
 
     if policy is None:
+        require_kind(to, "demonstrations")
         demos = demonstrations(config, config.warm_start or WarmStartConfig(), say)
         save_demos(to, demos, config)
         say(f"{to}: {len(demos.success)} demonstrations, {demos.success.mean():.0%} reach the goal within their length")
         return
     group = config.algorithm.group_size
-    if episodes % group:
+    if episodes < group or episodes % group:
         raise ValueError(f"--episodes {episodes} does not split into groups of {group} (algorithm.group_size).")
+    require_kind(to, "episodes")
+    before = num_episodes(to)  # start states go on where the last shard ended, or the same episodes would come again
+    starts = train_starts(config.seed, 0, -(-before // group) + episodes // group, group, Split.REWARD)
+    starts = take_starts(starts, np.arange(len(starts.seed))[-episodes:])
     env = build_env(config.env)
     try:
-        starts = train_starts(config.seed, 0, episodes // group, group, Split.REWARD)
-        played = rollout(load_octo(policy), env, starts, seed=config.seed)
+        played = rollout(_load_policy(policy, env.spec), env, starts, seed=config.seed)
     finally:
         env.close()
     append_episodes(to, played, {"env": config.env.model_dump(mode="json"), "policy": str(policy)})
@@ -56,14 +71,195 @@ def imitate(config: RunConfig, data: Path, to: Path, say: Say) -> None:
     say(f"{to}: policy written")
 
 
+def label(config: RunConfig, data: Path, store: Path, num_pairs: int, say: Say) -> None:
+    """Label pairs that are not in the store yet. An episode that was held out, or trained on, stays so."""
+    settings = _learned_reward(config)
+    if num_pairs < 1:
+        raise ValueError(f"--pairs is {num_pairs}; it must be at least 1.")
+    ids, episodes = gather_episodes(data)
+    labeller = build_labeller(settings.labeller)
+    mix: dict[Strategy, float] = {"within_group": settings.within_group, "uniform": 1 - settings.within_group}
+    with PreferenceStore(store) as kept:
+        known = join(kept.records(), ids, episodes, store=store, data=data)
+        seeds = np.random.SeedSequence((config.seed, kept.last_id)).generate_state(4)
+        split_seed, held_seed, train_seed, label_seed = seeds.tolist()
+        held_rows = held_out_rows(episodes, known, settings.held_out, split_seed)
+        choose = functools.partial(choose_pairs, episodes, mix=mix, exclude=known.pairs)
+        held = choose(round(settings.held_out * num_pairs), np.flatnonzero(held_rows), held_seed)
+        train = choose(num_pairs - len(held), np.flatnonzero(~held_rows), train_seed)
+        pairs, is_held = np.concatenate([train, held]), np.repeat([False, True], [len(train), len(held)])
+        if not len(pairs):
+            raise ValueError(f"{store} has every pair of the {len(ids)} episodes in {data} already: collect more.")
+        labels = ask(labeller, episodes, pairs, label_seed)
+        kept.append(make_records(episodes, ids, pairs, labels, is_held, labeller=labeller.name, step=0))
+        count = kept.count
+    group = episodes.starts.group[pairs]
+    say(
+        f"{store}: {len(pairs)} labels (asked for {num_pairs}), of which {int((labels == 0.5).sum())} ties, "
+        f"{int(np.isnan(labels).sum())} skips, {int(is_held.sum())} held out, "
+        f"{int((group[:, 0] == group[:, 1]).sum())} within a group; {count} in all"
+    )
+
+
+def reward(
+    action: Literal["fit", "eval"],
+    config: RunConfig,
+    data: Path,
+    store: Path,
+    model: Path,
+    policy: Path | None,
+    say: Say,
+) -> None:
+    """``fit`` writes the model, ``eval`` reads it and writes its figures beside it as JSON."""
+    settings = _learned_reward(config)
+    saved = _read_model(model) if action == "eval" else ({}, {})
+    if not store.exists():
+        raise ValueError(f"no preference store at {store}; `vla-rlaif label` makes one.")
+    ids, episodes = gather_episodes(data)
+    with PreferenceStore(store) as kept:
+        labels = join(kept.records(), ids, episodes, store=store, data=data)
+    if np.isnan(labels.p_first).all():
+        raise ValueError(f"{store} has no labels ({len(labels.p_first)} skips); `vla-rlaif label` makes some.")
+    learned, origin = _build_reward(config, settings, policy, episodes, data)
+    if action == "fit":
+        _fit(learned, origin, episodes, labels, model, config.seed, say)
+    else:
+        _restore(learned, origin, *saved, model)
+        _eval(learned, episodes, labels, model.with_suffix(".json"), say)
+
+
 def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) -> None:
-    policy = load_octo(folder)
     env = build_env(config.env)
     try:
+        policy = _load_policy(folder, env.spec)
         result = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes)
     finally:
         env.close()
-    say(f"success {result.success:.3f}, 95 % interval [{result.low:.3f}, {result.high:.3f}], {result.episodes} episodes")
+    say(
+        f"success {result.success:.3f}, 95 % interval [{result.low:.3f}, {result.high:.3f}], {result.episodes} episodes"
+    )
     if to is not None:
         numbers = {"success": result.success, "ci95": [result.low, result.high], "episodes": result.episodes}
-        to.write_text(json.dumps({**numbers, "outcomes": result.outcomes.tolist()}, indent=1))
+        _write_json(to, {**numbers, "outcomes": result.outcomes.tolist()})
+
+
+def _load_policy(folder: Path, spec: EnvSpec) -> Any:
+    policy = load_octo(folder)
+    names = ("cameras", "image_size", "state_dim", "action_dim", "chunk")
+    made, wanted = vars(policy.spec), vars(spec)
+    differ = [f"{name} {made[name]}, not {wanted[name]}" for name in names if made[name] != wanted[name]]
+    if differ:
+        raise ValueError(f"{folder} was made for another env than the config's: {'; '.join(differ)}.")
+    return policy
+
+
+def _learned_reward(config: RunConfig) -> PreferenceRewardConfig:
+    if not isinstance(config.reward, PreferenceRewardConfig):
+        raise ValueError(
+            f"labels are for a reward of type preference; the config has reward.type {config.reward.type}."
+        )
+    return config.reward
+
+
+def _build_reward(
+    config: RunConfig, settings: PreferenceRewardConfig, policy: Path | None, episodes: Episodes, data: Path
+) -> tuple[Any, dict[str, str]]:
+    """An unfitted reward, and what must be the same when its weights are read back."""
+    needs_policy = settings.encoder.type == "policy"
+    if needs_policy and policy is None:
+        raise ValueError("reward.encoder policy reads the features of a policy: pass its folder as --policy.")
+    env = build_env(config.env)
+    spec = env.spec
+    env.close()
+    found = {name: images.shape[2] for name, images in episodes.images.items()}, episodes.state.shape[2]
+    wanted = dict.fromkeys(spec.cameras, spec.image_size), spec.state_dim
+    if found != wanted:
+        raise ValueError(
+            f"the episodes in {data} have images of {found[0]} pixels and {found[1]} state dims, the config's env "
+            f"{wanted[0]} and {wanted[1]}. Use the config that collected them."
+        )
+    loaded = _load_policy(policy, spec) if needs_policy and policy is not None else None
+    origin = {
+        "reward.encoder": settings.encoder.type,
+        "reward.frames": settings.frames,
+        "reward.members": str(settings.members),
+        "reward.hidden": str(settings.hidden),
+        "--policy (SHA-256)": _digest(policy) if needs_policy and policy is not None else "none",
+    }
+    return build_preference_reward(settings, loaded, spec), origin
+
+
+def _digest(policy: Path) -> str:
+    parts = [(policy / name).read_bytes() for name in ("policy.json", "params.safetensors")]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def _fit(
+    learned: Any, origin: Mapping[str, str], episodes: Episodes, labels: Labels, model: Path, seed: int, say: Say
+) -> None:
+    rows, index = np.unique(labels.pairs, return_inverse=True)
+    features = learned.features(take(episodes, rows))
+    _, pair_data = make_pair_data(features, index.reshape(-1, 2), labels.p_first, labels.held_out)
+    report = learned.fit(pair_data, seed)
+    write_whole(model, save(dict(learned.state()), metadata={FORMAT: json.dumps(origin)}))
+    for name, value in vars(report).items():
+        say(f"{name:18} {value:.4g}")
+    say(f"{model}: reward model written")
+
+
+def _read_model(model: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    if not model.is_file():
+        raise ValueError(f"no reward model at {model}; `vla-rlaif reward fit` writes one.")
+    try:
+        with safe_open(model, "numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"reward model {model} is damaged: {error}. Fit it again.") from None
+    if FORMAT not in metadata:
+        raise ValueError(f"{model} is not a reward model of this version; `vla-rlaif reward fit` writes one.")
+    return json.loads(metadata[FORMAT]), tensors
+
+
+def _restore(
+    learned: Any, origin: Mapping[str, str], fitted: Mapping[str, str], state: Mapping[str, np.ndarray], model: Path
+) -> None:
+    differ = [f"{k} {fitted.get(k)}, not {v}" for k, v in origin.items() if fitted.get(k) != v]
+    if differ:
+        raise ValueError(f"{model} was fitted with {'; '.join(differ)}. Evaluate with the settings of the fit.")
+    learned.restore(state)
+
+
+def _eval(learned: Any, episodes: Episodes, labels: Labels, to: Path, say: Say) -> None:
+    from vla_rlaif.reward_models.bradley_terry import expected_calibration_error
+
+    features = learned.features(episodes)
+    score, logits = learned.score_features(features), learned.member_logits(features).mean(axis=0)
+    usable = labels.held_out & ~np.isnan(labels.p_first)
+    pairs, target = labels.pairs[usable], labels.p_first[usable]
+    ece = float("nan")
+    if len(pairs):
+        p_first = 1 / (1 + np.exp(-np.clip(logits[pairs[:, 0]] - logits[pairs[:, 1]], -50, 50)))
+        ece = expected_calibration_error(p_first, target)
+    valid = episodes.valid
+    won, lost = score[valid & episodes.success], score[valid & ~episodes.success]
+    gap = float(won.mean() - lost.mean()) if len(won) and len(lost) else float("nan")
+    figures = {
+        "held_out_accuracy": pair_accuracy(score, pairs, target),
+        "ece": ece,  # on the pairs that the temperature was chosen on: a lower bound
+        "kendall_tau": kendall_tau(score, np.where(valid, episodes.truth, np.nan)),
+        "success_failure_gap": gap,  # in standard deviations of the reference episodes
+        "num_pairs": int((~np.isnan(labels.p_first)).sum()),
+        "num_held_out_pairs": len(pairs),
+        "num_episodes": int(valid.sum()),
+    }
+    for name, value in figures.items():
+        say(f"{name:20} {value:.4g}")
+    _write_json(to, figures)
+    say(f"{to}: figures written")
+
+
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
+    """NaN, which JSON lacks, becomes null."""
+    plain = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+    write_whole(path, json.dumps(plain, indent=1).encode())

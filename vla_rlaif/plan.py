@@ -1,6 +1,6 @@
 """What a run will do and need, from the config alone: neither torch, jax nor mujoco is loaded."""
 
-from vla_rlaif.config import OctoConfig, PreferenceRewardConfig, RunConfig, TabletopConfig, kl_coef
+from vla_rlaif.config import KeypointStemConfig, OctoConfig, PreferenceRewardConfig, RunConfig, TabletopConfig, kl_coef
 
 FLOAT = 4  # bytes
 NUM_CAMERAS = 2
@@ -62,14 +62,17 @@ def _octo(policy: OctoConfig, env: TabletopConfig, minibatch: int) -> list[tuple
 def octo_parameters(p: OctoConfig, env: TabletopConfig) -> dict[str, int]:
     """Parameter counts by part, without the word table; a test compares them with the network."""
     dense = lambda i, o: i * o + o  # noqa: E731
-    channels = (6 if p.goal_images else 3, *p.stem_features)
-    convs = sum(9 * i * o + 3 * o for i, o in zip(channels, channels[1:], strict=False))
-    kernel = (p.patch_size // 16) ** 2
-    stem = convs + kernel * p.stem_features[-1] * p.stem_embedding + p.stem_embedding
+    if isinstance(p.stem, KeypointStemConfig):
+        c = p.stem.channels
+        stem, tokens, token_width = 36 * 3 * c + c + 9 * c * c + c, 1, 2 * c
+    else:
+        f, tokens, token_width = p.stem.features, (env.image_size // p.stem.patch_size) ** 2, p.stem.embedding
+        channels = (6 if p.stem.goal_images else 3, *f)
+        convs = sum(9 * i * o + 3 * o for i, o in zip(channels, channels[1:], strict=False))
+        stem = convs + dense((p.stem.patch_size // 16) ** 2 * f[-1], p.stem.embedding)
     block = 4 * dense(p.token_dim, p.token_dim) + dense(p.token_dim, p.mlp_dim) + dense(p.mlp_dim, p.token_dim)
     transformer = p.num_layers * (block + 4 * p.token_dim) + 2 * p.token_dim
-    tokens = (env.image_size // p.patch_size) ** 2
-    projections = dense(p.language_dim, p.token_dim) + NUM_CAMERAS * dense(p.stem_embedding, p.token_dim)
+    projections = dense(p.language_dim, p.token_dim) + NUM_CAMERAS * dense(token_width, p.token_dim)
     positions = p.token_dim * (p.language_tokens + p.max_horizon * (NUM_CAMERAS * tokens + 1))
     if p.proprio:
         projections += dense(1, p.token_dim)

@@ -1,16 +1,17 @@
 """A run from start to finish: start policy, success before, the training loop, success after, report.
 
-    runs/<name>/  config.yaml  manifest.json  start/ best/ checkpoints/  preferences.sqlite
-                  before.npz  metrics.jsonl  clips.npz  result.json  report.html
+runs/<name>/  config.yaml  manifest.json  start/ best/ checkpoints/  preferences.sqlite
+              before.npz  metrics.jsonl  clips.npz  result.json  report.html
 """
 
+import io
 import json
 import platform
 import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import yaml
 
 from vla_rlaif.build import build_env, build_parts, build_policy, load_octo
-from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy
+from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
 from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig
 from vla_rlaif.dataset import Demonstrations, save_demonstrations
@@ -45,12 +46,10 @@ def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict
         say(f"success before: {before.success:.3f} [{before.low:.3f}, {before.high:.3f}] of {before.episodes}")
         parts = build_parts(config, env, policy, run_dir)
         with MetricsLog(run_dir) as log:
-            progress = train(config, parts, log, run_dir, resume=resume, say=say)
+            state = train(config, parts, log, run_dir, resume=resume, say=say)
         _, weights = load_policy(run_dir / "best")
         policy.load(weights, parts.learner.version)
-        after = evaluate(
-            policy, env, split=Split.TEST, episodes=config.evaluate.episodes, clips=config.evaluate.clips
-        )
+        after = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes, clips=config.evaluate.clips)
     finally:
         env.close()
     say(f"success after: {after.success:.3f} [{after.low:.3f}, {after.high:.3f}] of {after.episodes}")
@@ -64,13 +63,13 @@ def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict
         "episodes": after.episodes,
         "labels": parts.preferences.num_labels if parts.preferences is not None else 0,
         "minutes": (time.monotonic() - begun) / 60,
-        "training_minutes": progress.minutes,
+        "training_minutes": state.minutes,
         "seed": config.seed,
-        "best_step": progress.best_step,
+        "best_step": state.best_step,
         "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "versions": versions(),
     }
-    (run_dir / "result.json").write_text(json.dumps(result, indent=1))
+    write_whole(run_dir / "result.json", json.dumps(result, indent=1).encode())
     say(f"report: {write_report(run_dir)}")
     return result
 
@@ -132,20 +131,24 @@ def _prepare(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool)
         raise ValueError(f"nothing to resume: {run_dir} has no run. Start it without --resume.")
     if run_dir.exists() and any(run_dir.iterdir()) and not resume:
         if not overwrite:
-            raise ValueError(f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out.")
+            raise ValueError(
+                f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out."
+            )
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     saved = run_dir / "config.yaml"
     if resume and RunCheckpoints(run_dir / "checkpoints", 2).exists():
         old = RunConfig.model_validate(yaml.safe_load(saved.read_text()))
-        differ = [k for k in RunConfig.model_fields if k not in ("out", "loop") and getattr(old, k) != getattr(config, k)]
+        differ = [
+            k for k in RunConfig.model_fields if k not in ("out", "loop") and getattr(old, k) != getattr(config, k)
+        ]
         if differ:
             raise ValueError(
-                f"{run_dir} was started with other settings in: {', '.join(differ)}. Resume with {saved}, or start anew."
+                f"{run_dir} was started with other settings in: {', '.join(differ)}. Resume with {saved} or start anew."
             )
-    saved.write_text(text)
-    (run_dir / "manifest.json").write_text(json.dumps(manifest(), indent=1))
+    write_whole(saved, text.encode())
+    write_whole(run_dir / "manifest.json", json.dumps(manifest(), indent=1).encode())
 
 
 def manifest() -> dict[str, Any]:
@@ -163,7 +166,7 @@ def _before(config: RunConfig, policy: Any, env: VectorEnv, run_dir: Path) -> Ev
     path = run_dir / "before.npz"
     if not path.exists():
         result = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes, clips=config.evaluate.clips)
-        np.savez_compressed(path, **{k: np.array(v) for k, v in vars(result).items()})
+        _write_npz(path, {k: np.array(v) for k, v in vars(result).items()})
     with np.load(path, allow_pickle=False) as file:
         return Evaluation(
             success=float(file["success"]),
@@ -177,11 +180,17 @@ def _before(config: RunConfig, policy: Any, env: VectorEnv, run_dir: Path) -> Ev
 
 def _write_clips(path: Path, before: Evaluation, after: Evaluation) -> None:
     shown = len(before.frames)
-    np.savez_compressed(
-        path,
-        before=before.frames,
-        after=after.frames,
-        before_success=before.outcomes[:shown],
-        after_success=after.outcomes[:shown],
-        instruction=np.array(before.instruction, dtype=np.str_),
-    )
+    arrays = {
+        "before": before.frames,
+        "after": after.frames,
+        "before_success": before.outcomes[:shown],
+        "after_success": after.outcomes[:shown],
+        "instruction": np.array(before.instruction, dtype=np.str_),
+    }
+    _write_npz(path, arrays)
+
+
+def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_whole(path, buffer.getvalue())

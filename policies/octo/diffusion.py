@@ -28,14 +28,15 @@ class Schedule:
     betas: Float[np.ndarray, " K"]
     alphas: Float[np.ndarray, " K"]
     alpha_hats: Float[np.ndarray, " K"]
+    clip_prediction: float | None = None  # bound of the implied clean action; None is upstream
 
     @classmethod
-    def cosine(cls, num_steps: int) -> "Schedule":
+    def cosine(cls, num_steps: int, clip_prediction: float | None = None) -> "Schedule":
         time = np.linspace(0.0, 1.0, num_steps + 1)
         survival = np.cos((time + 0.008) / 1.008 * np.pi / 2) ** 2
         betas = np.clip(1.0 - survival[1:] / survival[:-1], 0.0, 0.999)
         tables = (betas, 1.0 - betas, np.cumprod(1.0 - betas))
-        return cls(*(table.astype(np.float32) for table in tables))
+        return cls(*(table.astype(np.float32) for table in tables), clip_prediction)
 
     def stds(self, floor: float) -> Float[np.ndarray, " K"]:
         """Std of every step: sqrt(beta), at least ``floor``; step 0 has no noise of its own."""
@@ -53,10 +54,20 @@ class Schedule:
     def mean(
         self, x: Float[jax.Array, "*b E"], noise: Float[jax.Array, "*b E"], step: Int[jax.Array, "*#b"]
     ) -> Float[jax.Array, "*b E"]:
-        """Mean of the next state, given the predicted noise. The implied clean action is not clipped."""
+        """Mean of the next state, given the predicted noise.
+
+        Upstream does not clip the implied clean action. Its first step multiplies an error of the noise by 31.6, which
+        a briefly trained head does not recover from; with a bound that step is harmless.
+        """
         alpha = jnp.asarray(self.alphas)[step][..., None]
-        removed = (1.0 - alpha) / jnp.sqrt(1.0 - jnp.asarray(self.alpha_hats)[step][..., None])
-        return (x - removed * noise) / jnp.sqrt(alpha)
+        kept = jnp.asarray(self.alpha_hats)[step][..., None]
+        if self.clip_prediction is None:
+            return (x - (1.0 - alpha) / jnp.sqrt(1.0 - kept) * noise) / jnp.sqrt(alpha)
+        clean = (x - jnp.sqrt(1.0 - kept) * noise) / jnp.sqrt(kept)
+        clean = jnp.clip(clean, -self.clip_prediction, self.clip_prediction)
+        kept_before = kept / alpha
+        from_clean = jnp.sqrt(kept_before) * (1.0 - alpha) / (1.0 - kept)
+        return from_clean * clean + jnp.sqrt(alpha) * (1.0 - kept_before) / (1.0 - kept) * x
 
 
 class FourierFeatures(nn.Module):

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Num
 
+from vla_rlaif.config import KeypointStemConfig, SmallStemConfig
 from vla_rlaif.policies.octo.attention import Kind, Span, attention_rule
+from vla_rlaif.policies.octo.keypoints import KeypointTokenizer
 from vla_rlaif.policies.octo.tokenizers import SmallStem16, scalar_tokens, with_goal
 from vla_rlaif.policies.octo.transformer import BlockTransformer
 
@@ -59,11 +61,7 @@ class OctoTransformer(nn.Module):
     num_layers: int
     num_heads: int
     mlp_dim: int
-    stem_features: tuple[int, ...]
-    stem_groups: int
-    stem_embedding: int
-    patch_size: int
-    goal_images: bool
+    stem: SmallStemConfig | KeypointStemConfig
     repeat_task_tokens: bool
     max_horizon: int
     correct_attention: bool = True  # False for v1.0 checkpoints
@@ -101,9 +99,12 @@ class OctoTransformer(nn.Module):
     def _step_groups(self, inputs: Inputs) -> list[Group]:
         groups = []
         for camera, frames in inputs.images.items():
-            sizes = (self.stem_features, self.stem_groups, self.stem_embedding, self.patch_size)
-            tokenizer = ImageTokenizer(*sizes, name=f"observation_tokenizers_{camera}")
-            tokens = tokenizer(with_goal(frames, inputs.goals.get(camera)) if self.goal_images else frames)
+            name, stem = f"observation_tokenizers_{camera}", self.stem
+            if isinstance(stem, KeypointStemConfig):
+                tokens = KeypointTokenizer(stem.channels, name=name)(frames)
+            else:
+                tokenizer = ImageTokenizer(stem.features, stem.groups, stem.embedding, stem.patch_size, name=name)
+                tokens = tokenizer(with_goal(frames, inputs.goals.get(camera)) if stem.goal_images else frames)
             mask = _both(inputs.frame_ok, inputs.image_ok.get(camera), tokens)
             groups.append(self._placed(camera, tokens, mask))
         if inputs.proprio is not None:

@@ -52,7 +52,7 @@ class OctoNetwork:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return Schedule.cosine(self.config.diffusion_steps)
+        return Schedule.cosine(self.config.diffusion_steps, self.config.clip_prediction)
 
     @cached_property
     def stds(self) -> Float[np.ndarray, " K"]:
@@ -75,11 +75,7 @@ class OctoNetwork:
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             mlp_dim=config.mlp_dim,
-            stem_features=config.stem_features,
-            stem_groups=config.stem_groups,
-            stem_embedding=config.stem_embedding,
-            patch_size=config.patch_size,
-            goal_images=config.goal_images,
+            stem=config.stem,
             repeat_task_tokens=config.repeat_task_tokens,
             max_horizon=config.max_horizon,
         )

@@ -126,7 +126,7 @@ class OctoPolicy:
         self._params = with_reference(self._params)
 
     def act(self, obs: Observation, seeds: UInt32[np.ndarray, " N"], *, noise_scale: float = 1.0) -> Decision:
-        """Choose a chunk. ``noise_scale`` multiplies the noise of the steps; the start is drawn from the seed always."""
+        """Choose a chunk. ``noise_scale`` multiplies the noise of the steps; the start is always the seed's."""
         inputs = self.imitation_inputs(obs)
         out = _act(self.network, self._params, inputs, jnp.asarray(seeds), jnp.float32(noise_scale))
         host = {name: np.asarray(value) for name, value in out.items()}

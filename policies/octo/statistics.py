@@ -37,7 +37,7 @@ class Statistics:
 
     @classmethod
     def measured(
-        cls, action: Float[np.ndarray, "n A"], state: Float[np.ndarray, "n P"], floor: float = 0.1
+        cls, action: Float[np.ndarray, "n A"], state: Float[np.ndarray, "m P"], floor: float = 0.1
     ) -> "Statistics":
         """Of demonstrations; stds below ``floor`` (env units) are raised to it."""
         return cls(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vla_rlaif.config import OctoConfig
+from vla_rlaif.config import OctoConfig, SmallStemConfig
 from vla_rlaif.policies.octo import diffusion
 from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
 from vla_rlaif.policies.octo.model import Inputs, OctoTransformer, Trunk
@@ -27,11 +27,7 @@ TRUNK = OctoTransformer(
     num_layers=2,
     num_heads=4,
     mlp_dim=128,
-    stem_features=(32, 32, 64, 64),
-    stem_groups=32,
-    stem_embedding=48,
-    patch_size=16,
-    goal_images=True,
+    stem=SmallStemConfig(features=(32, 32, 64, 64), groups=32, embedding=48),
     repeat_task_tokens=True,
     max_horizon=4,
 )
@@ -203,12 +199,9 @@ def test_small_has_upstreams_parameters() -> None:
         num_layers=12,
         num_heads=6,
         mlp_dim=1536,
-        stem_features=(32, 96, 192, 384),
-        stem_groups=32,
-        stem_embedding=512,
+        stem=SmallStemConfig(),
         language_tokens=16,
         language_dim=768,
-        goal_images=True,
         proprio=False,
         max_horizon=10,
         head_dim=256,

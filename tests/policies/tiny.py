@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from vla_rlaif.config import OctoConfig
+from vla_rlaif.config import OctoConfig, SmallStemConfig
 from vla_rlaif.types import EnvSpec, Observation
 
 
 def make_spec() -> EnvSpec:
     return EnvSpec(
         cameras=("primary", "wrist"),
-        image_size=16,
+        image_size=8,
         state_dim=3,
         action_dim=2,
         chunk=3,
@@ -21,11 +21,9 @@ def make_spec() -> EnvSpec:
 def make_config(**changes: object) -> OctoConfig:
     sizes = {
         "token_dim": 16,
-        "num_layers": 2,
+        "num_layers": 1,
         "mlp_dim": 16,
-        "stem_features": (4, 4, 4, 8),
-        "stem_groups": 2,
-        "stem_embedding": 8,
+        "stem": SmallStemConfig(features=(4, 8), groups=2, embedding=8, goal_images=False),
         "language_tokens": 8,
         "language_dim": 8,
         "head_dim": 16,

@@ -84,3 +84,15 @@ def test_groups_are_held_out_whole_and_never_all(num_groups, size, share, seed):
     assert 0 < held.sum() < len(group)
     if num_groups > 1:
         assert all(len(set(held[group == g])) == 1 for g in range(num_groups))
+
+
+def test_excluded_pairs_are_not_drawn_in_either_order():
+    episodes = make_episodes(8, group_size=4)
+    asked = sample_pairs(episodes, 10, 0, mix={"uniform": 1.0})
+    exclude = np.concatenate([asked[:5], asked[5:, ::-1]])
+    rest = sample_pairs(episodes, 28 - 10, 1, mix={"uniform": 1.0}, exclude=exclude)
+    assert len({frozenset(pair) for pair in np.concatenate([asked, rest]).tolist()}) == 28
+    same_group = int((asked[:, 0] // 4 == asked[:, 1] // 4).sum())
+    assert num_available_pairs(episodes, exclude=exclude) == (18, 12 - same_group)
+    with pytest.raises(ValueError, match="make only 18"):
+        sample_pairs(episodes, 19, 0, mix={"uniform": 1.0}, exclude=exclude)

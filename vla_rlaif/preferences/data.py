@@ -52,3 +52,19 @@ def pair_accuracy(
     first, second = score[pairs[decided]].T
     right = np.where(first == second, 0.5, (first > second) == (target[decided] > 0.5))
     return float(right.mean())
+
+
+def kendall_tau(a: Float[np.ndarray, " N"], b: Float[np.ndarray, " N"]) -> float:
+    """Agreement of two orders in [-1, 1], ties accounted for (tau-b, Kendall 1945). NaN if either is constant; rows
+    where either is NaN are left out."""
+    known = ~np.isnan(a) & ~np.isnan(b)
+    a, b = a[known], b[known]
+    agree, untied_a, untied_b = 0.0, 0.0, 0.0
+    for i in range(len(a) - 1):  # row by row: all pairs at once would take N * N numbers
+        sign_a, sign_b = np.sign(a[i + 1 :] - a[i]), np.sign(b[i + 1 :] - b[i])
+        agree += float(sign_a @ sign_b)
+        untied_a += float(sign_a @ sign_a)
+        untied_b += float(sign_b @ sign_b)
+    if not untied_a or not untied_b:
+        return float("nan")
+    return agree / float(np.sqrt(untied_a * untied_b))

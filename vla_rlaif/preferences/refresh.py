@@ -3,10 +3,10 @@
 Axes: N fresh episodes, M new pairs, E labelled episodes, K frames read, D features.
 """
 
+import functools
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.interfaces import Labeller
 from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData, pair_accuracy
-from vla_rlaif.preferences.sampling import Strategy, num_available_pairs, sample_pairs, split_by_group
-from vla_rlaif.preferences.store import Preference, PreferenceStore
+from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
+from vla_rlaif.preferences.sampling import Strategy, split_by_group
+from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.types import Episodes, Weights
 
 
@@ -99,14 +100,15 @@ class PreferenceLearner:
         logits = self._reward.member_logits(features) if self._reward.version else None
         held_rows = split_by_group(episodes.starts.group, episodes.valid, self._config.held_out_share, split_seed)
         num_held = round(self._config.held_out_share * num_pairs) if held_rows.any() else 0
-        held = self._sample(episodes, num_held, held_rows, logits, held_seed)
-        train = self._sample(episodes, num_pairs - num_held, ~held_rows, logits, train_seed)
+        choose = functools.partial(choose_pairs, episodes, mix=self._config.mix, scores=logits)
+        held = choose(num_held, np.flatnonzero(held_rows), held_seed)
+        train = choose(num_pairs - num_held, np.flatnonzero(~held_rows), train_seed)
         pairs = np.concatenate([train, held])
         is_held = np.arange(len(pairs)) >= len(train)
-        labels = self._ask(episodes, pairs, label_seed)
+        labels = ask(self._labeller, episodes, pairs, label_seed)
         group = episodes.starts.group[pairs]
         on_policy = self._on_policy(episodes, features, pairs, labels)
-        self._store.append(self._records(episodes, ids, step, pairs, labels, is_held))
+        self._store.append(make_records(episodes, ids, pairs, labels, is_held, labeller=self._labeller.name, step=step))
         self._num_refreshes += 1
         self._num_labels += len(labels)
         self._num_ties += int((labels == 0.5).sum())
@@ -157,39 +159,6 @@ class PreferenceLearner:
         sequence = np.random.SeedSequence((self._config.seed, self._num_refreshes))
         return [int(value) for value in sequence.generate_state(5)]
 
-    def _sample(
-        self,
-        episodes: Episodes,
-        num: int,
-        rows: Bool[np.ndarray, " N"],
-        logits: Float[np.ndarray, "E N"] | None,
-        seed: int,
-    ) -> Int[np.ndarray, "M 2"]:
-        """At most ``num`` pairs. Where an exact mix cannot be had, the rest is drawn uniformly: a broken simulation or
-        a small group should not end a run. ``labels/within_group`` tells."""
-        chosen = np.flatnonzero(rows)
-        num_all, num_in_group = num_available_pairs(episodes, chosen)
-        num = min(num, num_all)
-        shares = dict(self._config.mix)
-        in_group = min(shares.pop("within_group", 0.0), num_in_group / max(num, 1))
-        if logits is None:  # nothing disagrees yet
-            shares = {}
-        else:
-            shares.pop("uniform", None)
-        mix: dict[Strategy, float] = {"within_group": in_group, **shares}
-        mix["uniform"] = max(0.0, 1.0 - sum(mix.values()))
-        return sample_pairs(episodes, num, seed, mix=mix, rows=chosen, scores=logits)
-
-    def _ask(self, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Float[np.ndarray, " M"]:
-        labels = np.asarray(self._labeller.label(episodes, pairs, seed))
-        in_range = np.isnan(labels) | ((labels >= 0) & (labels <= 1))
-        if labels.shape != (len(pairs),) or not in_range.all():
-            raise ValueError(
-                f"The labeller {self._labeller.name!r} must give {len(pairs)} probabilities in [0, 1] or NaN, got "
-                f"shape {labels.shape} and values {np.unique(labels)[:5]}."
-            )
-        return labels
-
     def _on_policy(
         self,
         episodes: Episodes,
@@ -207,31 +176,6 @@ class PreferenceLearner:
             "reward/on_policy_accuracy_in_group": pair_accuracy(score, pairs[same], labels[same]),
         }
 
-    def _records(
-        self,
-        episodes: Episodes,
-        ids: Sequence[str],
-        step: int,
-        pairs: Int[np.ndarray, "M 2"],
-        labels: Float[np.ndarray, " M"],
-        held_out: Bool[np.ndarray, " M"],
-    ) -> list[Preference]:
-        now = time.time()
-        return [
-            Preference(
-                first=ids[int(first)],
-                second=ids[int(second)],
-                segment=(0, episodes.mask.shape[1]),
-                instruction=episodes.instruction[int(first)],
-                p_first=None if np.isnan(label) else float(label),
-                labeller=self._labeller.name,
-                step=step,
-                held_out=bool(held),
-                time=now,
-            )
-            for (first, second), label, held in zip(pairs, labels, held_out, strict=True)
-        ]
-
     def _extended(
         self,
         features: EpisodeFeatures,
@@ -240,18 +184,10 @@ class PreferenceLearner:
         labels: Float[np.ndarray, " M"],
         held_out: Bool[np.ndarray, " M"],
     ) -> PairData:
-        """All pairs, the new ones last, and only the episodes that a pair needs. Skips are dropped, ties kept."""
-        usable = ~np.isnan(labels)
-        rows, index = np.unique(pairs[usable], return_inverse=True)
-        offset = len(self._ids)
+        """All pairs, the new ones last, and only the episodes that a pair needs."""
+        rows, new = make_pair_data(features, pairs, labels, held_out)
+        new = replace(new, pairs=new.pairs + len(self._ids))
         self._ids.extend(ids[int(row)] for row in rows)
-        new = PairData(
-            values=features.values[rows],
-            live=features.live[rows],
-            pairs=index.reshape(-1, 2) + offset,
-            target=labels[usable].astype(np.float64),
-            held_out=held_out[usable],
-        )
         if self._data is None:
             return new
         old = vars(self._data)

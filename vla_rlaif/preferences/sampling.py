@@ -2,7 +2,7 @@
 
 No pair joins an episode with itself, repeats another pair in either order, or holds an invalid episode. Which of the
 two comes first is random, so that a labeller's position bias does not become a bias of the data.
-Axes besides those of ``types.py``: E ensemble members, C candidate pairs.
+Axes besides those of ``types.py``: E ensemble members, C candidate pairs, R rows to choose from, X excluded pairs.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,11 @@ Strategy = Literal["uniform", "within_group", "disagreement", "entropy"]
 OVERSAMPLING = 10  # candidates per wanted pair for the two ensemble strategies, as in B-Pref (Lee et al. 2021)
 
 
-def num_available_pairs(episodes: Episodes, rows: Int[np.ndarray, " R"] | None = None) -> tuple[int, int]:
+def num_available_pairs(
+    episodes: Episodes, rows: Int[np.ndarray, " R"] | None = None, exclude: Int[np.ndarray, "X 2"] | None = None
+) -> tuple[int, int]:
     """Distinct pairs of valid episodes among ``rows`` (all rows by default), and how many of them share a group."""
-    group = episodes.starts.group[_candidates(episodes, rows)]
+    group = episodes.starts.group[_candidates(episodes, rows, exclude)]
     return len(group), int((group[:, 0] == group[:, 1]).sum())
 
 
@@ -31,16 +33,18 @@ def sample_pairs(
     mix: Mapping[Strategy, float],
     rows: Int[np.ndarray, " R"] | None = None,
     scores: Float[np.ndarray, "E N"] | None = None,
+    exclude: Int[np.ndarray, "X 2"] | None = None,
 ) -> Int[np.ndarray, "M 2"]:
     """``num_pairs`` distinct pairs, split over strategies by the shares in ``mix`` (e.g. half within a group).
 
-    ``rows`` restricts the choice to some episodes. ``scores`` are the ensemble's, divided by its temperature, for
-    "disagreement" and "entropy". The first strategies of ``mix`` get their pairs first; roundings go to the last.
+    ``rows`` restricts the choice to some episodes, ``exclude`` names pairs that are not wanted (in either order).
+    ``scores`` are the ensemble's, divided by its temperature, for "disagreement" and "entropy". The first strategies of
+    ``mix`` get their pairs first; roundings go to the last.
     """
     unknown = sorted(set(mix) - set(get_args(Strategy)))
     if unknown or not mix or min(mix.values()) < 0 or not np.isclose(sum(mix.values()), 1.0):
         raise ValueError(f"A pair mix needs shares that sum to 1 over {list(get_args(Strategy))}, got {dict(mix)}.")
-    left = _candidates(episodes, rows)
+    left = _candidates(episodes, rows, exclude)
     if num_pairs > len(left):
         raise ValueError(
             f"Asked for {num_pairs} pairs, but {_num_valid(episodes, rows)} valid episodes make only {len(left)}: "
@@ -64,11 +68,17 @@ def _num_valid(episodes: Episodes, rows: Int[np.ndarray, " R"] | None) -> int:
     return int((episodes.valid if rows is None else episodes.valid[rows]).sum())
 
 
-def _candidates(episodes: Episodes, rows: Int[np.ndarray, " R"] | None) -> Int[np.ndarray, "C 2"]:
+def _candidates(
+    episodes: Episodes, rows: Int[np.ndarray, " R"] | None, exclude: Int[np.ndarray, "X 2"] | None
+) -> Int[np.ndarray, "C 2"]:
     rows = np.arange(len(episodes.valid)) if rows is None else np.unique(rows)
     rows = rows[episodes.valid[rows]]
     first, second = np.triu_indices(len(rows), k=1)
-    return np.stack([rows[first], rows[second]], axis=1).astype(np.int64)
+    pairs = np.stack([rows[first], rows[second]], axis=1).astype(np.int64)
+    if exclude is None:
+        return pairs
+    code = np.array([len(episodes.valid), 1])  # of a pair in ascending order, as one number
+    return pairs[~np.isin(pairs @ code, np.sort(exclude, axis=1) @ code)]
 
 
 def _uniform(

@@ -4,6 +4,8 @@ Nothing is ever changed or removed; triggers in the file itself refuse it, whoev
 by a later record that names it, and a run that resumes from a checkpoint says from which record it goes on.
 """
 
+import errno
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,6 +211,8 @@ class PreferenceStore:
                     f"{self._path} is locked: another process has been writing it for {self._timeout_s} s. One run "
                     "owns a store; stop the other one or choose another path."
                 ) from error
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
             raise
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
