@@ -15,7 +15,6 @@ from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
-
 Params = Mapping[str, torch.Tensor]
 
 
@@ -78,7 +77,7 @@ class GaussianTorch:
 
     def means(self, params: Params, inputs: Mapping[str, Any]) -> Float[torch.Tensor, "B 1 E"]:
         state = torch.as_tensor(inputs["state"])
-        return torch.func.functional_call(self.module, params, (state,))[:, None]
+        return torch.func.functional_call(self.module, dict(params), (state,))[:, None]
 
     def score(
         self, params: Params, inputs: Mapping[str, Any], reference_means: Float[torch.Tensor, "B 1 E"] | None = None

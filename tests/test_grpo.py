@@ -170,5 +170,5 @@ def test_impossible_groups_are_named(size):
 
 def test_shapes_are_checked_in_tests():
     """Needs --jaxtyping-packages=vla_rlaif,beartype.beartype, which pyproject sets."""
-    with pytest.raises(Exception, match="(?si)type-check error"):
+    with pytest.raises(Exception, match=r"(?si)type-check error"):
         GRPO(group_size=2).advantages(np.zeros((2, 2)), np.zeros(2, int))

@@ -1,4 +1,7 @@
-"""Config to objects: the only place that chooses classes. Imports happen inside, so that a run loads only what it uses."""
+"""Config to objects: the only place that chooses classes.
+
+Imports happen inside the functions, so that a run loads only what it uses.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -66,7 +69,9 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> Any:
     if isinstance(config, CustomPolicyConfig):
         policy = load_symbol(config.factory)(spec, seed=seed, **config.options)
         if not isinstance(policy, Policy):
-            raise ValueError(f"{config.factory} returned a {type(policy).__name__}, which has not all of Policy's methods.")
+            raise ValueError(
+                f"{config.factory} returned a {type(policy).__name__}, which has not all of Policy's methods."
+            )
         return policy
     assert isinstance(config, GaussianConfig)
     if config.backend == "torch":
@@ -78,15 +83,33 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> Any:
     return GaussianJax(config, spec)
 
 
-def load_octo(folder: Path, config: OctoConfig | None = None) -> Any:
-    """An Octo policy from its checkpoint folder; ``config`` may choose other RL settings than it was saved with."""
+def load_folder(folder: Path, config: RunConfig, spec: EnvSpec) -> Any:
+    """The policy of a checkpoint folder, for the config's env; the config may choose other RL settings for it."""
+    metadata, weights = load_policy(folder)
+    kind, wanted = metadata.get("config", {}).get("type"), config.policy.type
+    if not isinstance(config.policy, OctoConfig):
+        policy = build_policy(config.policy, spec, config.seed)
+        policy.load(weights, 0)
+        return policy
+    if kind != "octo":
+        raise ValueError(f"{folder} holds a policy of type {kind!r}, the config wants {wanted!r}.")
     from vla_rlaif.policies.octo.policy import OctoPolicy
 
-    metadata, weights = load_policy(folder)
-    kind = metadata.get("config", {}).get("type")
-    if kind != "octo":
-        raise ValueError(f"{folder} holds a policy of type {kind!r}, wanted octo.")
-    return OctoPolicy.from_parts(config or OctoConfig.model_validate(metadata["config"]), metadata, weights)
+    policy = OctoPolicy.from_parts(config.policy, metadata, weights)
+    names = ("cameras", "image_size", "state_dim", "action_dim", "chunk")
+    made, needed = vars(policy.spec), vars(spec)
+    differ = [f"{name} {made[name]}, not {needed[name]}" for name in names if made[name] != needed[name]]
+    if differ:
+        raise ValueError(f"{folder} was made for another env than the config's: {'; '.join(differ)}.")
+    return policy
+
+
+def check_reward(config: RunConfig) -> None:
+    """Find a misnamed reward function before minutes of warm start, not after."""
+    if config.reward.type == "python":
+        from vla_rlaif.reward_models.python import PythonReward
+
+        PythonReward(config.reward.function)
 
 
 def build_reward(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:

@@ -24,7 +24,7 @@ class ExpertEnv(Protocol):
 
 
 def collect_demonstrations(env: VectorEnv, config: CollectConfig, seed: int) -> Demonstrations:
-    """Play the expert under execution noise from scattered starts; recorded actions carry only the demonstrator's error.
+    """Play the expert under execution noise from scattered starts; recorded actions have only the demonstrator's error.
 
     The env must last ``config.scatter_steps + config.max_steps`` steps; it is stepped one action at a time.
     """

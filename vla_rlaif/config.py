@@ -1,4 +1,4 @@
-"""The run as frozen, strictly validated models. A run is a YAML file that fills them; `build.py` turns them into objects.
+"""The run as frozen, strictly validated models. A run is a YAML file that fills them; `build.py` makes objects of them.
 
 Light on purpose: importing this file must not import torch, jax, ray or mujoco. Invalid combinations cannot be written,
 so nothing downstream re-checks them.
@@ -88,7 +88,7 @@ StemConfig = Annotated[SmallStemConfig | KeypointStemConfig, Field(discriminator
 
 
 class OctoConfig(Model):
-    """Octo (https://arxiv.org/abs/2405.12213). The defaults are a tiny one; configs/octo_small.yaml has the real sizes."""
+    """Octo (https://arxiv.org/abs/2405.12213). The defaults are a tiny one; octo_small_reach.yaml has the real ones."""
 
     type: Literal["octo"] = "octo"
     token_dim: Positive = 64
@@ -328,20 +328,26 @@ class RunConfig(Model):
             raise ValueError(
                 f"clip {clip} clips nearly every summed log-prob; use 0.05 or more, or logp_reduction: mean."
             )
-        if self.learner.minibatch % self.learner.micro_batches:
-            raise ValueError(
-                f"learner.minibatch {self.learner.minibatch} does not split into {self.learner.micro_batches} micro-batches."
-            )
+        size, micro = self.learner.minibatch, self.learner.micro_batches
+        if size % micro:
+            raise ValueError(f"learner.minibatch {size} does not split into {micro} micro-batches.")
         if isinstance(self.policy, OctoConfig) and isinstance(self.env, TabletopConfig):
             self._octo_sees(self.policy, self.env)
         if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
             raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
         if not isinstance(self.policy, OctoConfig) and self.warm_start is not None:
             raise ValueError(f"warm_start trains an octo policy, not {self.policy.type}. Remove the section.")
-        if isinstance(self.policy, GaussianConfig) and isinstance(self.reward, PreferenceRewardConfig):
-            if self.reward.encoder.type == "policy":
-                raise ValueError("a gaussian policy has no image features for reward.encoder policy; use cnn.")
+        if isinstance(self.reward, PreferenceRewardConfig):
+            self._labels_fit(self.reward, group)
         return self
+
+    def _labels_fit(self, reward: PreferenceRewardConfig, group: int) -> None:
+        if isinstance(self.policy, GaussianConfig) and reward.encoder.type == "policy":
+            raise ValueError("a gaussian policy has no image features for reward.encoder policy; use cnn.")
+        if reward.initial_episodes % group:
+            raise ValueError(
+                f"reward.initial_episodes {reward.initial_episodes} does not split into groups of {group}."
+            )
 
     def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
         unit = policy.stem.patch_size if isinstance(policy.stem, SmallStemConfig) else 4
@@ -349,9 +355,7 @@ class RunConfig(Model):
             raise ValueError(f"env.image_size {env.image_size} is not a multiple of the {unit} pixels of policy.stem.")
         longest = {"reach": 7, "push": 8, "pick_place": 12}[env.task]
         if policy.language_tokens < longest:
-            raise ValueError(
-                f"policy.language_tokens {policy.language_tokens} is less than the {longest} words that task {env.task} says."
-            )
+            raise ValueError(f"policy.language_tokens {policy.language_tokens}, but {env.task} says {longest} words.")
 
 
 def kl_coef(config: RunConfig) -> float:

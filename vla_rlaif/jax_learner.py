@@ -68,12 +68,12 @@ class JaxLearner:
         @partial(jax.jit, donate_argnums=(1,))
         def step(trained, opt_state, frozen, micro):
             # Gradients of the micro-batches add up: every one divides by the same num_valid.
-            grads, metrics = None, []
+            grads, metrics = jax.tree.map(jnp.zeros_like, trained), []
             for inputs, targets, reference in micro:
                 (value, extra), grad = jax.value_and_grad(loss, has_aux=True)(
                     trained, frozen, inputs, targets, reference
                 )
-                grads = grad if grads is None else jax.tree.map(jnp.add, grads, grad)
+                grads = jax.tree.map(jnp.add, grads, grad)
                 metrics.append({"loss": value, **extra})
             updates, opt_state = self._optimizer.update(grads, opt_state, trained)
             return optax.apply_updates(trained, updates), opt_state, metrics, optax.tree.norm(grads)

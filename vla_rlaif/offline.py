@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_octo
+from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_folder
 from vla_rlaif.checkpoint import save_policy, write_whole
 from vla_rlaif.config import PreferenceRewardConfig, RunConfig, WarmStartConfig
 from vla_rlaif.dataset import append_episodes, load_demonstrations, num_episodes, require_kind
@@ -26,7 +26,7 @@ from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, m
 from vla_rlaif.preferences.sampling import Strategy
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.rollout import Split, rollout, take, take_starts, train_starts
-from vla_rlaif.types import EnvSpec, Episodes
+from vla_rlaif.types import Episodes
 
 FORMAT = "vla_rlaif reward 1"  # the one key of a reward file's metadata; several would be written in random order
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ def collect(config: RunConfig, to: Path, policy: Path | None, episodes: int, say
     starts = take_starts(starts, np.arange(len(starts.seed))[-episodes:])
     env = build_env(config.env)
     try:
-        played = rollout(_load_policy(policy, env.spec), env, starts, seed=config.seed)
+        played = rollout(load_folder(policy, config, env.spec), env, starts, seed=config.seed)
     finally:
         env.close()
     append_episodes(to, played, {"env": config.env.model_dump(mode="json"), "policy": str(policy)})
@@ -131,7 +131,7 @@ def reward(
 def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) -> None:
     env = build_env(config.env)
     try:
-        policy = _load_policy(folder, env.spec)
+        policy = load_folder(folder, config, env.spec)
         result = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes)
     finally:
         env.close()
@@ -141,16 +141,6 @@ def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) 
     if to is not None:
         numbers = {"success": result.success, "ci95": [result.low, result.high], "episodes": result.episodes}
         _write_json(to, {**numbers, "outcomes": result.outcomes.tolist()})
-
-
-def _load_policy(folder: Path, spec: EnvSpec) -> Any:
-    policy = load_octo(folder)
-    names = ("cameras", "image_size", "state_dim", "action_dim", "chunk")
-    made, wanted = vars(policy.spec), vars(spec)
-    differ = [f"{name} {made[name]}, not {wanted[name]}" for name in names if made[name] != wanted[name]]
-    if differ:
-        raise ValueError(f"{folder} was made for another env than the config's: {'; '.join(differ)}.")
-    return policy
 
 
 def _learned_reward(config: RunConfig) -> PreferenceRewardConfig:
@@ -178,7 +168,7 @@ def _build_reward(
             f"the episodes in {data} have images of {found[0]} pixels and {found[1]} state dims, the config's env "
             f"{wanted[0]} and {wanted[1]}. Use the config that collected them."
         )
-    loaded = _load_policy(policy, spec) if needs_policy and policy is not None else None
+    loaded = load_folder(policy, config, spec) if needs_policy and policy is not None else None
     origin = {
         "reward.encoder": settings.encoder.type,
         "reward.frames": settings.frames,

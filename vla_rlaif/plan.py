@@ -1,5 +1,7 @@
 """What a run will do and need, from the config alone: neither torch, jax nor mujoco is loaded."""
 
+from itertools import pairwise
+
 from vla_rlaif.config import KeypointStemConfig, OctoConfig, PreferenceRewardConfig, RunConfig, TabletopConfig, kl_coef
 
 FLOAT = 4  # bytes
@@ -68,7 +70,7 @@ def octo_parameters(p: OctoConfig, env: TabletopConfig) -> dict[str, int]:
     else:
         f, tokens, token_width = p.stem.features, (env.image_size // p.stem.patch_size) ** 2, p.stem.embedding
         channels = (6 if p.stem.goal_images else 3, *f)
-        convs = sum(9 * i * o + 3 * o for i, o in zip(channels, channels[1:], strict=False))
+        convs = sum(9 * i * o + 3 * o for i, o in pairwise(channels))
         stem = convs + dense((p.stem.patch_size // 16) ** 2 * f[-1], p.stem.embedding)
     block = 4 * dense(p.token_dim, p.token_dim) + dense(p.token_dim, p.mlp_dim) + dense(p.mlp_dim, p.token_dim)
     transformer = p.num_layers * (block + 4 * p.token_dim) + 2 * p.token_dim

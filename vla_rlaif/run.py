@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vla_rlaif.build import build_env, build_parts, build_policy, load_octo
+from vla_rlaif.build import build_env, build_parts, build_policy, check_reward, load_folder
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
 from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig
@@ -38,8 +38,10 @@ PACKAGES = ("vla_rlaif", "numpy", "mujoco", "jax", "flax", "optax", "torch")
 def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict[str, Any]:
     """Run everything and return what is written to result.json."""
     begun, run_dir = time.monotonic(), config.run_dir
-    _prepare(config, run_dir, resume=resume, overwrite=overwrite)
-    env = build_env(config.env)
+    _check(config, run_dir, resume=resume, overwrite=overwrite)
+    check_reward(config)
+    env = build_env(config.env)  # may fail for want of GL: before anything is written or removed
+    _create(config, run_dir, resume=resume)
     try:
         policy = start_policy(config, env, run_dir, say)
         before = _before(config, policy, env, run_dir)
@@ -82,13 +84,13 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
     if not folder.exists():
         warm = config.warm_start or WarmStartConfig()
         if warm.checkpoint is not None:
-            policy = load_octo(warm.checkpoint, config.policy)
+            policy = load_folder(warm.checkpoint, config, env.spec)
         elif config.warm_start is None:
             policy = build_policy(config.policy, env.spec, config.seed)
         else:
             policy = imitated_policy(config, demonstrations(config, warm, say), env, say)
         save_policy(folder, policy.metadata(), {k: np.asarray(v) for k, v in policy.params.items()})
-    policy = load_octo(folder, config.policy)
+    policy = load_folder(folder, config, env.spec)
     policy.freeze_reference()
     return policy
 
@@ -126,28 +128,29 @@ def save_demos(folder: Path, demos: Demonstrations, config: RunConfig) -> None:
     save_demonstrations(folder, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed})
 
 
-def _prepare(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -> None:
-    if resume and not (run_dir / "config.yaml").exists():
-        raise ValueError(f"nothing to resume: {run_dir} has no run. Start it without --resume.")
-    if run_dir.exists() and any(run_dir.iterdir()) and not resume:
-        if not overwrite:
-            raise ValueError(
-                f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out."
-            )
-        shutil.rmtree(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+def _check(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -> None:
+    """Whether the run directory is what the flags say; touches nothing."""
     saved = run_dir / "config.yaml"
+    if resume and not saved.exists():
+        raise ValueError(f"nothing to resume: {run_dir} has no run. Start it without --resume.")
+    if run_dir.exists() and any(run_dir.iterdir()) and not resume and not overwrite:
+        raise ValueError(f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out.")
     if resume and RunCheckpoints(run_dir / "checkpoints", 2).exists():
         old = RunConfig.model_validate(yaml.safe_load(saved.read_text()))
-        differ = [
-            k for k in RunConfig.model_fields if k not in ("out", "loop") and getattr(old, k) != getattr(config, k)
-        ]
+        same = [k for k in RunConfig.model_fields if k not in ("out", "loop")]
+        differ = [k for k in same if getattr(old, k) != getattr(config, k)]
         if differ:
             raise ValueError(
                 f"{run_dir} was started with other settings in: {', '.join(differ)}. Resume with {saved} or start anew."
             )
-    write_whole(saved, text.encode())
+
+
+def _create(config: RunConfig, run_dir: Path, *, resume: bool) -> None:
+    if not resume and run_dir.exists():
+        shutil.rmtree(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    write_whole(run_dir / "config.yaml", text.encode())
     write_whole(run_dir / "manifest.json", json.dumps(manifest(), indent=1).encode())
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vla_rlaif.checkpoint import RunCheckpoints, save_policy
-from vla_rlaif.config import RunConfig
+from vla_rlaif.config import PreferenceRewardConfig, RunConfig
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.grpo import num_valid
 from vla_rlaif.interfaces import Algorithm, Learner, Policy, RewardModel, VectorEnv, WeightSync
@@ -76,6 +76,7 @@ def train(
     minutes_before = state.minutes
     publish(parts)
     num_groups = config.env.num_envs // config.algorithm.group_size
+    learned = learned_reward(config)
 
     with Progress(loop.steps, start=state.step) as bar:
         for step in range(state.step, min(until or loop.steps, loop.steps)):
@@ -84,16 +85,16 @@ def train(
             episodes = rollout(parts.policy, parts.env, starts, seed=config.seed)
             metrics = timer.lap("rollout") | _rollout_metrics(episodes)
 
-            if parts.preferences is not None and step and step % config.reward.refresh_every == 0:
+            if parts.preferences is not None and step and step % learned.refresh_every == 0:
                 ids = [f"{step}:{row}" for row in range(len(episodes.success))]
-                metrics |= parts.preferences.refresh(episodes, ids, step, config.reward.labels_per_refresh)
+                metrics |= parts.preferences.refresh(episodes, ids, step, learned.labels_per_refresh)
             reward = np.where(episodes.valid, parts.reward.score(episodes), np.nan)
             metrics |= timer.lap("reward") | _reward_metrics(reward, episodes)
 
             advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
-            metrics |= groups | _group_metrics(episodes, advantage, config.algorithm.group_size)
+            metrics |= {**groups} | _group_metrics(episodes, advantage, config.algorithm.group_size)
             batch = make_batch(episodes, advantage, num_valid(config.algorithm.normalizer, advantage, episodes.mask))
-            metrics |= parts.learner.update(batch, seed=step) | timer.lap("update")
+            metrics |= {**parts.learner.update(batch, seed=step)} | timer.lap("update")
             state.dead_steps = 0 if groups["groups/live"] else state.dead_steps + 1
             _diagnose(state.dead_steps, metrics)
 
@@ -115,11 +116,16 @@ def publish(parts: Parts) -> None:
     parts.sync.receive(parts.policy)
 
 
+def learned_reward(config: RunConfig) -> PreferenceRewardConfig:
+    """The reward section where it is learned from labels; its defaults, which nobody reads, elsewhere."""
+    return config.reward if isinstance(config.reward, PreferenceRewardConfig) else PreferenceRewardConfig()
+
+
 def _first_labels(config: RunConfig, parts: Parts) -> str:
     """Label episodes of the start policy and fit the first reward model."""
     if parts.preferences is None:
         return "none, the reward is not learned"
-    reward, size = config.reward, config.algorithm.group_size
+    reward, size = learned_reward(config), config.algorithm.group_size
     starts = train_starts(config.seed, 0, reward.initial_episodes // size, size, Split.REWARD)
     episodes = rollout(parts.policy, parts.env, starts, seed=config.seed)
     ids = [f"start:{row}" for row in range(len(episodes.success))]
@@ -127,7 +133,7 @@ def _first_labels(config: RunConfig, parts: Parts) -> str:
     return ", ".join(f"{k} {v:.3g}" for k, v in metrics.items())
 
 
-def _validate(config: RunConfig, parts: Parts, state: RunState, run_dir: Path) -> Mapping[str, float]:
+def _validate(config: RunConfig, parts: Parts, state: RunState, run_dir: Path) -> dict[str, float]:
     """Measure the averaged weights on the validation starts; the best so far are kept on disk."""
     weights = parts.learner.weights(averaged=True)
     parts.policy.load(weights, parts.learner.version)
@@ -160,11 +166,16 @@ def _restore(checkpoints: RunCheckpoints, parts: Parts, log: MetricsLog, say: Sa
 
 
 def _line(metrics: Mapping[str, float]) -> str:
-    shown = {"success": "rollout/success", "reward": "reward/mean", "KL": "reference_kl", "validated": "validation/success"}
+    shown = {
+        "success": "rollout/success",
+        "reward": "reward/mean",
+        "KL": "reference_kl",
+        "validated": "validation/success",
+    }
     return ", ".join(f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics)
 
 
-def _rollout_metrics(e: Episodes) -> Mapping[str, float]:
+def _rollout_metrics(e: Episodes) -> dict[str, float]:
     return {
         "rollout/success": float(e.success.mean()),
         "rollout/truth": float(e.truth.mean()),
@@ -174,7 +185,7 @@ def _rollout_metrics(e: Episodes) -> Mapping[str, float]:
     }
 
 
-def _reward_metrics(reward: np.ndarray, e: Episodes) -> Mapping[str, float]:
+def _reward_metrics(reward: np.ndarray, e: Episodes) -> dict[str, float]:
     scored = np.isfinite(reward)
     known, success = reward[scored], e.success[scored]
     spread = len(known) and known.std() > 0 and success.std() > 0
@@ -185,7 +196,7 @@ def _reward_metrics(reward: np.ndarray, e: Episodes) -> Mapping[str, float]:
     }
 
 
-def _group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> Mapping[str, float]:
+def _group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> dict[str, float]:
     """Every episode ends in exactly one of trained, failed, evicted."""
     won = np.bincount(np.unique(e.starts.group, return_inverse=True)[1], e.success)
     trained = advantage != 0

@@ -50,7 +50,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """What the env answered. ``success`` and ``truth`` are simulator knowledge: no policy or learned reward reads them."""
+    """What the env answered. ``success`` and ``truth`` are the simulator's: no policy or learned reward reads them."""
 
     obs: Observation
     done: Bool[np.ndarray, " N"]  # sticky: a finished member ignores actions until reset
@@ -72,7 +72,7 @@ class Starts:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """N finished episodes, column by column. Frame f is seen before decision f; frames after the end repeat the last."""
+    """N finished episodes, by column. Frame f is seen before decision f; frames after the end repeat the last."""
 
     images: Mapping[str, UInt8[np.ndarray, "N F height width 3"]]
     state: Float[np.ndarray, "N F P"]

@@ -36,7 +36,8 @@ class Schedule:
         survival = np.cos((time + 0.008) / 1.008 * np.pi / 2) ** 2
         betas = np.clip(1.0 - survival[1:] / survival[:-1], 0.0, 0.999)
         tables = (betas, 1.0 - betas, np.cumprod(1.0 - betas))
-        return cls(*(table.astype(np.float32) for table in tables), clip_prediction)
+        betas, alphas, alpha_hats = (table.astype(np.float32) for table in tables)
+        return cls(betas, alphas, alpha_hats, clip_prediction)
 
     def stds(self, floor: float) -> Float[np.ndarray, " K"]:
         """Std of every step: sqrt(beta), at least ``floor``; step 0 has no noise of its own."""
