@@ -285,6 +285,8 @@ class LearnerConfig(Model):
 
 class LoopConfig(Model):
     steps: Positive = 100
+    min_live_share: Fraction = 0.25  # of the groups; below it a step plays more of them
+    max_refills: Annotated[int, Field(ge=0, le=3)] = 1  # rounds that a step may add
     validate_every: Positive = 10
     validation_episodes: Positive = 128
     checkpoint_every: Positive = 10

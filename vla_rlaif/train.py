@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from vla_rlaif.checkpoint import RunCheckpoints, save_policy
 from vla_rlaif.config import PreferenceRewardConfig, RunConfig
@@ -21,18 +22,11 @@ from vla_rlaif.interfaces import Algorithm, Learner, Policy, RewardModel, Vector
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.preferences.refresh import PreferenceLearner
 from vla_rlaif.progress import Progress
-from vla_rlaif.rollout import Split, make_batch, rollout, train_starts
-from vla_rlaif.types import Episodes
+from vla_rlaif.rollout import Split, concatenate, make_batch, rollout, train_starts
+from vla_rlaif.step_metrics import Timer, diagnose, group_metrics, one_line, reward_metrics, rollout_metrics
+from vla_rlaif.types import Batch, Episodes
 
 Say = Callable[[str], None]
-
-
-@runtime_checkable
-class TimedEnv(Protocol):
-    """An env that knows how its time was spent: cumulative wall seconds of "physics" and "render"."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +69,56 @@ def train(
         say(f"labels: {_first_labels(config, parts)}")
     minutes_before = state.minutes
     publish(parts)
-    num_groups = config.env.num_envs // config.algorithm.group_size
-    learned = learned_reward(config)
 
     with Progress(loop.steps, start=state.step) as bar:
         for step in range(state.step, min(until or loop.steps, loop.steps)):
             timer = Timer(parts.env)
-            starts = train_starts(config.seed, step, num_groups, config.algorithm.group_size)
-            episodes = rollout(parts.policy, parts.env, starts, seed=config.seed)
-            metrics = timer.lap("rollout") | _rollout_metrics(episodes)
-
-            if parts.preferences is not None and step and step % learned.refresh_every == 0:
-                ids = [f"{step}:{row}" for row in range(len(episodes.success))]
-                metrics |= parts.preferences.refresh(episodes, ids, step, learned.labels_per_refresh)
-            reward = np.where(episodes.valid, parts.reward.score(episodes), np.nan)
-            metrics |= timer.lap("reward") | _reward_metrics(reward, episodes)
-
-            advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
-            metrics |= {**groups} | _group_metrics(episodes, advantage, config.algorithm.group_size)
-            batch = make_batch(episodes, advantage, num_valid(config.algorithm.normalizer, advantage, episodes.mask))
-            metrics |= {**parts.learner.update(batch, seed=step)} | timer.lap("update")
-            state.dead_steps = 0 if groups["groups/live"] else state.dead_steps + 1
-            _diagnose(state.dead_steps, metrics)
+            batch, metrics = gather(config, parts, step, timer)
+            with timer.phase("update"):
+                metrics |= parts.learner.update(batch, seed=step)
+            state.dead_steps = 0 if metrics["groups/live"] else state.dead_steps + 1
+            diagnose(state.dead_steps, metrics)
 
             publish(parts)
             state.step = step + 1
             if state.step % loop.validate_every == 0 or state.step == loop.steps:
-                metrics |= _validate(config, parts, state, run_dir) | timer.lap("validate")
+                with timer.phase("validate"):
+                    metrics |= _validate(config, parts, state, run_dir)
             state.minutes = minutes_before + (time.monotonic() - begun) / 60
-            log.write(step, {"minutes": state.minutes, **metrics})
-            bar.update(state.step, _line(metrics))
+            log.write(step, {"minutes": state.minutes, **metrics, **timer.metrics()})
+            bar.update(state.step, one_line(metrics))
             if state.step % loop.checkpoint_every == 0 or state.step == loop.steps:
                 _save(checkpoints, parts, state)
     return state
+
+
+def gather(config: RunConfig, parts: Parts, step: int, timer: Timer) -> tuple[Batch, dict[str, float]]:
+    """Play groups, label some, score all, centre the scores; refill while too few groups are live (dynamic sampling).
+
+    A refill adds groups and never throws away what the round before it brought.
+    """
+    loop, size = config.loop, config.algorithm.group_size
+    num_groups, learned = config.env.num_envs // size, learned_reward(config)
+    rounds: list[Episodes] = []
+    scores: list[Float[np.ndarray, " N"]] = []
+    metrics: dict[str, float] = {}
+    while True:
+        with timer.phase("rollout"):
+            starts = train_starts(config.seed, step * (1 + loop.max_refills) + len(rounds), num_groups, size)
+            rounds.append(rollout(parts.policy, parts.env, starts, seed=config.seed))
+        with timer.phase("reward"):
+            if parts.preferences is not None and len(rounds) == 1 and step and step % learned.refresh_every == 0:
+                ids = [f"{step}:{row}" for row in range(len(starts.seed))]
+                metrics |= parts.preferences.refresh(rounds[0], ids, step, learned.labels_per_refresh)
+            scores.append(np.where(rounds[-1].valid, parts.reward.score(rounds[-1]), np.nan))
+        episodes, reward = concatenate(rounds), np.concatenate(scores)
+        advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
+        if groups["groups/live"] >= loop.min_live_share * num_groups or len(rounds) > loop.max_refills:
+            break
+    metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**groups}
+    metrics |= group_metrics(episodes, advantage, size) | {"groups/refills": len(rounds) - 1.0}
+    denominator = num_valid(config.algorithm.normalizer, advantage, episodes.mask)
+    return make_batch(episodes, advantage, denominator), metrics
 
 
 def publish(parts: Parts) -> None:
@@ -163,87 +174,3 @@ def _restore(checkpoints: RunCheckpoints, parts: Parts, log: MetricsLog, say: Sa
     log.rewind(saved["step"])
     say(f"resuming at step {saved['step']}")
     return RunState(**{k: saved[k] for k in vars(RunState())})
-
-
-def _line(metrics: Mapping[str, float]) -> str:
-    shown = {
-        "success": "rollout/success",
-        "reward": "reward/mean",
-        "KL": "reference_kl",
-        "validated": "validation/success",
-    }
-    return ", ".join(f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics)
-
-
-def _rollout_metrics(e: Episodes) -> dict[str, float]:
-    return {
-        "rollout/success": float(e.success.mean()),
-        "rollout/truth": float(e.truth.mean()),
-        "rollout/env_steps": float(e.executed.sum()),
-        "rollout/decisions": float(e.mask.sum()),
-        "rollout/version": float(e.version),
-    }
-
-
-def _reward_metrics(reward: np.ndarray, e: Episodes) -> dict[str, float]:
-    scored = np.isfinite(reward)
-    known, success = reward[scored], e.success[scored]
-    spread = len(known) and known.std() > 0 and success.std() > 0
-    return {
-        "reward/mean": float(known.mean()) if len(known) else float("nan"),
-        "reward/unscorable": float((~scored).sum()),
-        "reward/success_correlation": float(np.corrcoef(known, success)[0, 1]) if spread else float("nan"),
-    }
-
-
-def _group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> dict[str, float]:
-    """Every episode ends in exactly one of trained, failed, evicted."""
-    won = np.bincount(np.unique(e.starts.group, return_inverse=True)[1], e.success)
-    trained = advantage != 0
-    return {
-        "groups/all_fail": float((won == 0).sum()),
-        "groups/all_success": float((won == group_size).sum()),
-        "episodes/trained": float(trained.sum()),
-        "episodes/failed": float((~e.valid).sum()),
-        "episodes/evicted": float((~trained & e.valid).sum()),  # their group has no spread, or they sit on its mean
-    }
-
-
-def _diagnose(dead_steps: int, metrics: Mapping[str, float]) -> None:
-    if dead_steps < 3:
-        return
-    if (
-        metrics["reward/unscorable"]
-        == metrics["episodes/trained"] + metrics["episodes/failed"] + metrics["episodes/evicted"]
-    ):
-        cause = "the reward model scores no episode (all NaN); check it on one episode"
-    elif metrics["groups/all_success"] == metrics["groups/total"]:
-        cause = "every episode succeeds; the task is solved, or too easy to learn more from"
-    elif metrics["groups/all_fail"] == metrics["groups/total"]:
-        cause = "every episode fails; start from a better policy, a denser reward or an easier task"
-    else:
-        cause = "no group has spread in its rewards; the reward may be constant, or algorithm.std_floor too high"
-    raise ValueError(
-        f"three steps in a row had no group to learn from: {cause}. The run can be resumed after the change."
-    )
-
-
-class Timer:
-    """Wall seconds of the phases of one step; the rollout is split into what the env and the rest took."""
-
-    def __init__(self, env: VectorEnv) -> None:
-        self._last = time.perf_counter()
-        self._env = env
-        self._env_seconds = self._split()
-
-    def lap(self, phase: str) -> dict[str, float]:
-        now = time.perf_counter()
-        self._last, seconds = now, now - self._last
-        laps = {f"time/{phase}_s": seconds}
-        if phase == "rollout" and self._env_seconds:
-            split = {k: v - self._env_seconds[k] for k, v in self._split().items()}
-            laps |= {f"time/{k}_s": v for k, v in split.items()} | {"time/policy_s": seconds - sum(split.values())}
-        return laps
-
-    def _split(self) -> dict[str, float]:
-        return dict(self._env.seconds) if isinstance(self._env, TimedEnv) else {}

@@ -1,0 +1,113 @@
+"""The numbers of one training step: what was played, how it was scored, what became of the groups, where time went.
+
+Axes: N episodes.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from vla_rlaif.interfaces import VectorEnv
+from vla_rlaif.types import Episodes
+
+
+@runtime_checkable
+class TimedEnv(Protocol):
+    """An env that knows how its time was spent: cumulative wall seconds of "physics" and "render"."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
+
+
+class Timer:
+    """Wall seconds of the phases of one step; the rollout is split into what the env and the rest took."""
+
+    def __init__(self, env: VectorEnv):
+        self._env = env
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begun, before = time.perf_counter(), self._env_seconds()
+        yield
+        self._add(name, seconds := time.perf_counter() - begun)
+        if name == "rollout" and before:
+            split = {k: v - before[k] for k, v in self._env_seconds().items()}
+            for part, value in split.items():
+                self._add(part, value)
+            self._add("policy", seconds - sum(split.values()))
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{name}_s": value for name, value in self._seconds.items()}
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def _env_seconds(self) -> dict[str, float]:
+        return dict(self._env.seconds) if isinstance(self._env, TimedEnv) else {}
+
+
+def one_line(metrics: Mapping[str, float]) -> str:
+    shown = {
+        "success": "rollout/success",
+        "reward": "reward/mean",
+        "KL": "reference_kl",
+        "validated": "validation/success",
+    }
+    return ", ".join(f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics)
+
+
+def rollout_metrics(e: Episodes) -> dict[str, float]:
+    return {
+        "rollout/success": float(e.success.mean()),
+        "rollout/truth": float(e.truth.mean()),
+        "rollout/env_steps": float(e.executed.sum()),
+        "rollout/decisions": float(e.mask.sum()),
+        "rollout/version": float(e.version),
+    }
+
+
+def reward_metrics(reward: np.ndarray, e: Episodes) -> dict[str, float]:
+    scored = np.isfinite(reward)
+    known, success = reward[scored], e.success[scored]
+    spread = len(known) and known.std() > 0 and success.std() > 0
+    return {
+        "reward/mean": float(known.mean()) if len(known) else float("nan"),
+        "reward/unscorable": float((~scored).sum()),
+        "reward/success_correlation": float(np.corrcoef(known, success)[0, 1]) if spread else float("nan"),
+    }
+
+
+def group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> dict[str, float]:
+    """Every episode ends in exactly one of trained, failed, evicted."""
+    won = np.bincount(np.unique(e.starts.group, return_inverse=True)[1], e.success)
+    trained = advantage != 0
+    return {
+        "groups/all_fail": float((won == 0).sum()),
+        "groups/all_success": float((won == group_size).sum()),
+        "episodes/trained": float(trained.sum()),
+        "episodes/failed": float((~e.valid).sum()),
+        "episodes/evicted": float((~trained & e.valid).sum()),  # their group has no spread, or they sit on its mean
+    }
+
+
+def diagnose(dead_steps: int, metrics: Mapping[str, float]) -> None:
+    if dead_steps < 3:
+        return
+    if (
+        metrics["reward/unscorable"]
+        == metrics["episodes/trained"] + metrics["episodes/failed"] + metrics["episodes/evicted"]
+    ):
+        cause = "the reward model scores no episode (all NaN); check it on one episode"
+    elif metrics["groups/all_success"] == metrics["groups/total"]:
+        cause = "every episode succeeds; the task is solved, or too easy to learn more from"
+    elif metrics["groups/all_fail"] == metrics["groups/total"]:
+        cause = "every episode fails; start from a better policy, a denser reward or an easier task"
+    else:
+        cause = "no group has spread in its rewards; the reward may be constant, or algorithm.std_floor too high"
+    raise ValueError(
+        f"three steps in a row had no group to learn from: {cause}. The run can be resumed after the change."
+    )
