@@ -1,6 +1,6 @@
 """The picture of the README, from run directories.
 
-    python benchmarks/readme_figure.py runs/tabletop_reach-seed0 runs/tabletop_reach-seed1 ... --out docs/images/align.png
+    python benchmarks/readme_figure.py runs/tabletop_reach-seed0 runs/tabletop_reach-seed1 --out docs/images/align.png
 
 Left: success on the validation starts over the training steps, one line a run. Right: last frames of the same start
 states before and after, of the first run.
@@ -25,7 +25,7 @@ class Options:
 
 def main(options: Options) -> None:
     figure = Figure(figsize=(10, 3.2), dpi=110, layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15))
+    left, right = np.ravel(np.array(figure.subfigures(1, 2, width_ratios=(1, 1.15)), dtype=object))
     axes = left.subplots()
     for run in options.runs:
         lines = [line for line in read_metrics(run / "metrics.jsonl") if "validation/success" in line]

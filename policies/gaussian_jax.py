@@ -68,6 +68,10 @@ class GaussianJax:
         action = np.clip(sample, -1.0, 1.0).reshape(-1, self.spec.chunk, self.spec.action_dim)
         return Decision(action=action, logp=np.asarray(logp), trace={"sample": sample})
 
+    def features(self, obs: Observation) -> Float[np.ndarray, "N D"]:
+        """What this policy sees: the state, for reward heads."""
+        return obs.state.astype(np.float32)
+
     def inputs(
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
     ) -> dict[str, np.ndarray]:

@@ -14,3 +14,7 @@ def all_nan(episodes):
 
 def constant(episodes):
     return np.ones(len(episodes.success))
+
+
+def spread_in_even_groups(episodes):
+    return np.where(episodes.starts.group % 2, 0.0, episodes.starts.member.astype(float))

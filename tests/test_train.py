@@ -27,7 +27,7 @@ BASE = {
 }
 LEARNED = {
     "type": "preference",
-    "encoder": {"type": "cnn"},
+    "encoder": {"type": "policy"},
     "budget": 200,
     "initial_labels": 100,
     "initial_episodes": 64,
@@ -148,3 +148,14 @@ def test_a_killed_process_resumes_bit_equal(tmp_path):
     results = [json.loads((tmp_path / r / "result.json").read_text()) for r in "ab"]
     for key in ("success_before", "success_after", "best_step", "labels"):
         assert results[0][key] == results[1][key], key
+
+
+def test_a_step_refills_once_and_keeps_what_it_has(tmp_path):
+    """Rewards have spread in even groups only: 2 of 4 are live, fewer than wanted, so one more round is played."""
+    reward = {"type": "python", "function": "rewards_for_tests:spread_in_even_groups"}
+    loop = {**BASE["loop"], "min_live_share": 0.75, "max_refills": 1}
+    line = go(tmp_path, until=1, reward=reward, loop=loop)[0]
+    assert (line["groups/refills"], line["groups/total"], line["groups/live"]) == (1, 8, 4)
+    assert line["episodes/trained"] + line["episodes/failed"] + line["episodes/evicted"] == 128
+    enough = go(tmp_path / "b", until=1, reward=reward, loop={**loop, "min_live_share": 0.5})[0]
+    assert (enough["groups/refills"], enough["groups/total"]) == (0, 4)

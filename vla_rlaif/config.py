@@ -344,8 +344,6 @@ class RunConfig(Model):
         return self
 
     def _labels_fit(self, reward: PreferenceRewardConfig, group: int) -> None:
-        if isinstance(self.policy, GaussianConfig) and reward.encoder.type == "policy":
-            raise ValueError("a gaussian policy has no image features for reward.encoder policy; use cnn.")
         if reward.initial_episodes % group:
             raise ValueError(
                 f"reward.initial_episodes {reward.initial_episodes} does not split into groups of {group}."
@@ -365,6 +363,16 @@ def kl_coef(config: RunConfig) -> float:
     if config.algorithm.kl_coef is not None:
         return config.algorithm.kl_coef
     return 0.0 if config.reward.type == "success" else 0.02
+
+
+def cautions(config: RunConfig) -> list[str]:
+    """What is allowed and probably not meant."""
+    found = []
+    if config.algorithm.group_size < 4:
+        found.append(f"groups of {config.algorithm.group_size}: the advantage is mostly noise; use 4 or more.")
+    if config.reward.type in ("preference", "python") and kl_coef(config) == 0:
+        found.append("no KL to the start policy with a reward that is not success: watch for reward hacking.")
+    return found
 
 
 def load_config(path: Path) -> RunConfig:

@@ -2,7 +2,15 @@
 
 from itertools import pairwise
 
-from vla_rlaif.config import KeypointStemConfig, OctoConfig, PreferenceRewardConfig, RunConfig, TabletopConfig, kl_coef
+from vla_rlaif.config import (
+    KeypointStemConfig,
+    OctoConfig,
+    PreferenceRewardConfig,
+    RunConfig,
+    TabletopConfig,
+    cautions,
+    kl_coef,
+)
 
 FLOAT = 4  # bytes
 NUM_CAMERAS = 2
@@ -24,6 +32,7 @@ def describe(config: RunConfig) -> str:
     ]
     if isinstance(config.policy, OctoConfig) and isinstance(env, TabletopConfig):
         rows += _octo(config.policy, env, config.learner.minibatch)
+    rows += [("caution", text) for text in cautions(config)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 

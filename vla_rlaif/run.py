@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import yaml
@@ -22,13 +22,13 @@ import yaml
 from vla_rlaif.build import build_env, build_parts, build_policy, check_reward, load_folder
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
-from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig
+from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig, cautions
 from vla_rlaif.dataset import Demonstrations, save_demonstrations
 from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.report import write_report
-from vla_rlaif.rollout import Split
+from vla_rlaif.rollout import Split, train_starts
 from vla_rlaif.train import train
 
 Say = Callable[[str], None]
@@ -40,9 +40,12 @@ def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict
     begun, run_dir = time.monotonic(), config.run_dir
     _check(config, run_dir, resume=resume, overwrite=overwrite)
     check_reward(config)
+    for caution in cautions(config):
+        say(f"caution: {caution}")
     env = build_env(config.env)  # may fail for want of GL: before anything is written or removed
     _create(config, run_dir, resume=resume)
     try:
+        check_groups(env, config)
         policy = start_policy(config, env, run_dir, say)
         before = _before(config, policy, env, run_dir)
         say(f"success before: {before.success:.3f} [{before.low:.3f}, {before.high:.3f}] of {before.episodes}")
@@ -74,6 +77,23 @@ def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict
     write_whole(run_dir / "result.json", json.dumps(result, indent=1).encode())
     say(f"report: {write_report(run_dir)}")
     return result
+
+
+@runtime_checkable
+class HashedEnv(Protocol):
+    """An env that can say whether members are in the identical state."""
+
+    def state_hash(self) -> tuple[str, ...]: ...
+
+
+def check_groups(env: VectorEnv, config: RunConfig) -> None:
+    """Members of a group must start from the identical simulator state; compared once, before anything is learned."""
+    if not isinstance(env, HashedEnv):
+        return
+    size = config.algorithm.group_size
+    env.reset(train_starts(config.seed, 0, env.num_envs // size, size).seed)
+    hashes = np.array(env.state_hash()).reshape(-1, size)
+    assert (hashes == hashes[:, :1]).all(), "members of one group do not start from the identical state"
 
 
 def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Any:
