@@ -115,7 +115,7 @@ CHARTS = (
             Panel(label="gradient norm", lines=(Line(key="grad_norm", label="gradient norm"),), from_zero=True),
             Panel(
                 label="failed episodes",
-                lines=(Line(key="rollout/failed", label="failed episodes"),),
+                lines=(Line(key="episodes/failed", label="failed episodes"),),
                 from_zero=True,
                 is_count=True,
             ),
