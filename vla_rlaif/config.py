@@ -403,7 +403,7 @@ def explain(error: ValidationError, source: str) -> str:
     lines = []
     for item in error.errors():
         # Discriminated unions put the tag (the `type`) into the location; it is not a key of the file.
-        where = ".".join(str(p) for p in item["loc"]) or "the run"
+        where = ".".join(str(p) for p in item["loc"]) or "together"
         if item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(item["loc"][-1]), _known_keys(item["loc"][:-1]), n=1, cutoff=0.5)
             hint = (
