@@ -15,12 +15,13 @@ from pathlib import Path
 
 import jax
 import pytest
-import torch
 import yaml
 
 from vla_rlaif.checkpoint import load_policy, save_policy
 from vla_rlaif.cli import VERBS, main
 from vla_rlaif.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 POINT = {
     "name": "point",
@@ -93,13 +94,6 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 from safetensors.numpy import save_file
 
 from vla_rlaif import offline
@@ -17,6 +16,8 @@ from vla_rlaif.preferences.data import kendall_tau
 from vla_rlaif.preferences.labelled import gather_episodes
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.rollout import rollout, train_starts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DATA = {
     "env": {"type": "point_reach", "num_envs": 16},
@@ -37,13 +38,6 @@ def play(folder, first_group, num_groups=8):
     starts = train_starts(0, 0, first_group + num_groups, 4)
     starts = type(starts)(**{name: value[4 * first_group :] for name, value in vars(starts).items()})
     append_episodes(folder, rollout(build_policy(c.policy, env.spec, 0), env, starts, seed=0), {})
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

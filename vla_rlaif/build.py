@@ -87,12 +87,12 @@ def load_folder(folder: Path, config: RunConfig, spec: EnvSpec) -> Any:
     """The policy of a checkpoint folder, for the config's env; the config may choose other RL settings for it."""
     metadata, weights = load_policy(folder)
     kind, wanted = metadata.get("config", {}).get("type"), config.policy.type
+    if kind != wanted and wanted != "custom":  # a custom policy writes what metadata it likes
+        raise ValueError(f"{folder} holds a policy of type {kind!r}, the config wants {wanted!r}.")
     if not isinstance(config.policy, OctoConfig):
         policy = build_policy(config.policy, spec, config.seed)
         policy.load(weights, 0)
         return policy
-    if kind != "octo":
-        raise ValueError(f"{folder} holds a policy of type {kind!r}, the config wants {wanted!r}.")
     from vla_rlaif.policies.octo.policy import OctoPolicy
 
     policy = OctoPolicy.from_parts(config.policy, metadata, weights)

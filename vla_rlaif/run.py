@@ -102,11 +102,11 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
     if not isinstance(config.policy, OctoConfig):
         return build_policy(config.policy, env.spec, config.seed)
     if not folder.exists():
-        warm = config.warm_start or WarmStartConfig()
-        if warm.checkpoint is not None:
-            policy = load_folder(warm.checkpoint, config, env.spec)
-        elif config.warm_start is None:
+        warm = config.warm_start
+        if warm is None:
             policy = build_policy(config.policy, env.spec, config.seed)
+        elif warm.checkpoint is not None:
+            policy = load_folder(warm.checkpoint, config, env.spec)
         else:
             policy = imitated_policy(config, demonstrations(config, warm, say), env, say)
         save_policy(folder, policy.metadata(), {k: np.asarray(v) for k, v in policy.params.items()})
