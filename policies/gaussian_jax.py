@@ -36,6 +36,8 @@ class GaussianJax:
         policy.load(weights, 0)
         return policy
 
+    window = 1
+
     @property
     def version(self) -> int:
         return self._version
@@ -77,6 +79,12 @@ class GaussianJax:
     ) -> dict[str, np.ndarray]:
         """What ``means`` and ``score`` read, leaves "B ..."."""
         return {"state": obs.state, "sample": trace["sample"], "executed": executed}
+
+    def prepare(
+        self, params: Params, inputs: Mapping[str, jax.Array | np.ndarray]
+    ) -> Mapping[str, jax.Array | np.ndarray]:
+        """Nothing is frozen, so there is nothing to run ahead of ``means`` and ``score``."""
+        return inputs
 
     def means(self, params: Params, inputs: Mapping[str, jax.Array | np.ndarray]) -> Float[jax.Array, "B 1 E"]:
         return (jnp.asarray(inputs["state"]) @ params["weight"].T + params["bias"])[:, None]

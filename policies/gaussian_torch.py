@@ -36,6 +36,8 @@ class GaussianTorch:
         policy.load(weights, 0)
         return policy
 
+    window = 1
+
     @property
     def version(self) -> int:
         return self._version

@@ -1,11 +1,11 @@
 """A user's own reward, named in the config as ``package.module:function``."""
 
-import importlib
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.symbols import load_symbol
 from vla_rlaif.types import Episodes
 
 
@@ -18,23 +18,8 @@ class PythonReward:
     privileged: ClassVar[bool] = True
 
     def __init__(self, path: str) -> None:
-        module_name, colon, function_name = path.partition(":")
-        if not (module_name and colon and function_name):
-            raise ValueError(f"A Python reward is written 'package.module:function', got {path!r}.")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the user's module was found, but something that it imports was not
-            raise ValueError(
-                f"The reward {path!r} names the module {error.name!r}, which cannot be found: install its package or "
-                "add its folder to PYTHONPATH."
-            ) from error
-        function = vars(module).get(function_name)
-        if not callable(function):
-            raise ValueError(f"The module {module_name!r} has no function {function_name!r} to use as a reward.")
         self._path = path
-        self._function = function
+        self._function = load_symbol(path)
 
     @property
     def version(self) -> int:

@@ -18,3 +18,8 @@ def constant(episodes):
 
 def spread_in_even_groups(episodes):
     return np.where(episodes.starts.group % 2, 0.0, episodes.starts.member.astype(float))
+
+
+def leftwards(episodes):
+    """Metres that the gripper moved along y."""
+    return (episodes.state[:, -1, 1] - episodes.state[:, 0, 1]).astype(float)

@@ -6,6 +6,7 @@ from vla_rlaif.config import GaussianConfig, LearnerConfig, RunConfig, parse_con
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.learning import merge_micro_batches, split_minibatches
 from vla_rlaif.rollout import make_batch, rollout, train_starts
+from vla_rlaif.step_metrics import CompileMeter
 
 BACKENDS = ("jax", "torch")
 
@@ -35,8 +36,9 @@ def learner_for(config: RunConfig):
     return build_learner(config, build_policy(config.policy, PointReach(1).spec, 0))
 
 
-def test_backends_agree_step_by_step():
-    learners = {b: learner_for(config_for(b)) for b in BACKENDS}
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.3, "warmup_updates": 20}], ids=["plain", "decay, warm-up"])
+def test_backends_agree_step_by_step(settings):
+    learners = {b: learner_for(config_for(b, **settings)) for b in BACKENDS}
     for step in range(10):
         logs = {b: learners[b].update(batch_for(config_for("jax"), step), seed=step) for b in BACKENDS}
         assert logs["jax"].keys() == logs["torch"].keys()
@@ -47,6 +49,33 @@ def test_backends_agree_step_by_step():
         np.testing.assert_allclose(
             learners["torch"].weights(averaged=True)[name], learners["jax"].weights(averaged=True)[name], atol=2e-5
         )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_warm_up_and_decay_of_the_first_update(backend):
+    """Adam's first step is lr x sign of the gradient for every weight that has one. With 4 updates of warm-up it is a
+    quarter of it; decay takes lr x decay = 0.05 x 0.2 of a weight besides, and of a bias nothing."""
+    config = config_for(backend, epochs=1, minibatch=1024)
+    batch = batch_for(config)
+
+    def moved(**settings):
+        policy = build_policy(config.policy, PointReach(1).spec, 0)
+        policy.load({k: np.full(v.shape, 0.5, np.float32) for k, v in policy.params.items()}, 0)
+        learner = build_learner(config_for(backend, epochs=1, minibatch=1024, **settings), policy)
+        assert learner.update(batch, seed=0)["updates"] == 1
+        return {k: v - 0.5 for k, v in learner.weights().items()}
+
+    plain, warming, decayed = moved(), moved(warmup_updates=4), moved(weight_decay=0.2)
+    for name, value in plain.items():
+        np.testing.assert_allclose(np.abs(value), 0.05, rtol=1e-3)
+        np.testing.assert_allclose(warming[name], value / 4, atol=1e-6)
+    np.testing.assert_allclose(decayed["weight"], plain["weight"] - 0.5 * 0.05 * 0.2, atol=1e-6)
+    np.testing.assert_array_equal(decayed["bias"], plain["bias"])
+
+
+def test_a_torch_policy_trains_on_one_device():
+    with pytest.raises(ValueError, match=r"learner\.devices is 2; a torch policy trains on one"):
+        learner_for(config_for("torch", devices=2))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -71,7 +100,7 @@ def test_micro_batches_give_the_same_weights(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_state_continues_bit_equal(backend):
-    config = config_for(backend)
+    config = config_for(backend, weight_decay=0.1, warmup_updates=30)  # the first update does not end the warm-up
     straight, other = learner_for(config), learner_for(config)
     straight.update(batch_for(config, 0), seed=0)
     other.restore(straight.state())
@@ -97,6 +126,19 @@ def test_an_empty_batch_changes_nothing(backend):
     )
     log = learner.update(make_batch(episodes, np.zeros(64), 0.0), seed=0)
     assert log == {"updates": 0.0} and learner.version == 0
+
+
+def test_compilations_of_a_step_are_a_metric_of_the_backend_that_compiles():
+    config = config_for("jax")
+    learners = {backend: learner_for(config_for(backend)) for backend in BACKENDS}
+    meters = {backend: CompileMeter(learner) for backend, learner in learners.items()}
+    for learner in learners.values():
+        learner.update(batch_for(config), seed=0)
+    assert meters["torch"].metrics() == {}
+    assert meters["jax"].metrics()["jax/compilations"] > 0
+    again = CompileMeter(learners["jax"])
+    learners["jax"].update(batch_for(config, 1), seed=1)
+    assert again.metrics() == {"jax/compilations": 0.0}
 
 
 def test_gradient_follows_the_advantage():

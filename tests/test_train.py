@@ -54,7 +54,7 @@ def go(tmp_path, *, resume=False, until=None, **sections):
 
 def comparable(lines):
     """Everything but wall-clock times."""
-    timed = ("time/", "minutes", "reward/fit_s")
+    timed = ("time/", "minutes", "reward/fit_s", "jax/")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 

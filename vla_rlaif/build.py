@@ -3,8 +3,6 @@
 Imports happen inside the functions, so that a run loads only what it uses.
 """
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ from vla_rlaif.config import (
     CustomPolicyConfig,
     EnvConfig,
     GaussianConfig,
+    OctoCheckpointConfig,
     OctoConfig,
+    OctoSettings,
     OracleConfig,
     PointReachConfig,
     PolicyConfig,
@@ -26,6 +26,7 @@ from vla_rlaif.config import (
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
+from vla_rlaif.symbols import load_symbol
 from vla_rlaif.train import Parts
 from vla_rlaif.types import EnvSpec
 from vla_rlaif.weight_sync import LocalSync
@@ -60,12 +61,18 @@ def build_env(config: EnvConfig, *, max_steps: int | None = None) -> VectorEnv:
     return env
 
 
-def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> Any:
-    """A freshly initialised policy."""
+def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, *, statistics: Any = None) -> Any:
+    """A fresh policy: random, or from the folder that the config names. An Octo normalises by ``statistics``, if given:
+    those of the demonstrations that it will imitate."""
     if isinstance(config, OctoConfig):
-        from vla_rlaif.policies.octo.policy import OctoPolicy
+        from vla_rlaif.policies.octo.construct import from_scratch
 
-        return OctoPolicy(config, spec, seed=seed)
+        policy = from_scratch(config, spec, seed=seed)
+        return policy if statistics is None else policy.with_statistics(statistics)
+    if isinstance(config, OctoCheckpointConfig):
+        from vla_rlaif.policies.octo.adopt import from_folder
+
+        return from_folder(config, spec, seed=seed, statistics=statistics)
     if isinstance(config, CustomPolicyConfig):
         policy = load_symbol(config.factory)(spec, seed=seed, **config.options)
         if not isinstance(policy, Policy):
@@ -84,18 +91,23 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int) -> Any:
 
 
 def load_folder(folder: Path, config: RunConfig, spec: EnvSpec) -> Any:
-    """The policy of a checkpoint folder, for the config's env; the config may choose other RL settings for it."""
+    """The policy of a checkpoint folder, for the config's env; the config may choose other RL settings for it.
+
+    With policy.type octo_checkpoint the folder may also be an official one, in place of the config's.
+    """
+    if isinstance(config.policy, OctoCheckpointConfig) and (folder / "dataset_statistics.json").exists():
+        return build_policy(config.policy.model_copy(update={"folder": folder, "step": None}), spec, config.seed)
     metadata, weights = load_policy(folder)
     kind, wanted = metadata.get("config", {}).get("type"), config.policy.type
     if kind != wanted and wanted != "custom":  # a custom policy writes what metadata it likes
         raise ValueError(f"{folder} holds a policy of type {kind!r}, the config wants {wanted!r}.")
-    if not isinstance(config.policy, OctoConfig):
+    if not isinstance(config.policy, OctoConfig | OctoCheckpointConfig):
         policy = build_policy(config.policy, spec, config.seed)
         policy.load(weights, 0)
         return policy
-    from vla_rlaif.policies.octo.policy import OctoPolicy
+    from vla_rlaif.policies.octo.construct import from_parts
 
-    policy = OctoPolicy.from_parts(config.policy, metadata, weights)
+    policy = from_parts(config.policy, metadata, weights)
     names = ("cameras", "image_size", "state_dim", "action_dim", "chunk")
     made, needed = vars(policy.spec), vars(spec)
     differ = [f"{name} {made[name]}, not {needed[name]}" for name in names if made[name] != needed[name]]
@@ -182,7 +194,7 @@ def build_algorithm(config: RunConfig) -> GRPO:
 
 
 def build_learner(config: RunConfig, policy: Any) -> Learner:
-    if not isinstance(config.policy, OctoConfig) and config.policy.backend == "torch":
+    if not isinstance(config.policy, OctoSettings) and config.policy.backend == "torch":
         from vla_rlaif.torch_learner import TorchLearner
 
         return TorchLearner(policy, build_algorithm(config), config.learner)
@@ -236,18 +248,3 @@ def build_preferences(config: RunConfig, reward: Any, run_dir: Path) -> Preferen
         ),
     )
 
-
-def load_symbol(path: str) -> Callable[..., Any]:
-    """The object named `package.module:name`."""
-    module, _, name = path.partition(":")
-    if not name:
-        raise ValueError(f"{path!r} does not name anything; wanted package.module:name.")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(f"cannot import {module!r} of {path!r}: {error}. Is it installed, or beside you?") from None
-    except AttributeError:
-        raise ValueError(f"module {module!r} has no {name!r} (from {path!r}).") from None
-    if not callable(found):
-        raise ValueError(f"{path} is a {type(found).__name__}, wanted something to call.")
-    return found

@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 def save_policy(folder: Path, metadata: Mapping[str, Any], weights: Weights) -> None:
-    with _whole_folder(folder) as part:
+    with WholeFolder(folder) as part:
         (part / "policy.json").write_text(json.dumps({"format": FORMAT, **metadata}, indent=1))
         _write_bytes(part / "params.safetensors", save(_contiguous(weights)))
 
@@ -56,7 +56,7 @@ class RunCheckpoints:
         """``state`` is JSON-able; ``step`` is the next step to run."""
         data = save(_contiguous(tensors))
         header = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(data).hexdigest(), **state}
-        with _whole_folder(self._folder / f"step-{step:06d}") as part:
+        with WholeFolder(self._folder / f"step-{step:06d}") as part:
             _write_bytes(part / "tensors.safetensors", data)
             _write_bytes(part / "state.json", json.dumps(header).encode())
         for old in self._all()[: -self._keep]:
@@ -90,7 +90,7 @@ class RunCheckpoints:
         return sorted(p for p in found if p.is_dir() and p.suffix != ".part")
 
 
-class _whole_folder:
+class WholeFolder:
     """A folder that appears complete: filled under another name, then renamed into place."""
 
     def __init__(self, folder: Path):

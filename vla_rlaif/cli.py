@@ -113,6 +113,21 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write a policy folder that began as an official Octo folder as one again, for the original Octo code."""
+
+    config: ConfigFile
+    policy: Path
+    to: Path  # official folder; a step is added if it is there already
+    step: int = 0  # the number that the step gets
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif import offline
+
+        offline.export(config, self.policy, self.to, self.step, say)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run will do and need, before anything starts."""
 
@@ -145,6 +160,7 @@ VERBS: dict[str, type] = {
     "label": Label,
     "reward": Reward,
     "evaluate": Evaluate,
+    "export": Export,
     "plan": Plan,
     "report": Report,
     "doctor": Doctor,

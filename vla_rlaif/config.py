@@ -87,8 +87,48 @@ class KeypointStemConfig(Model):
 StemConfig = Annotated[SmallStemConfig | KeypointStemConfig, Field(discriminator="type")]
 
 
-class OctoConfig(Model):
-    """Octo (https://arxiv.org/abs/2405.12213). The defaults are a tiny one; octo_small_reach.yaml has the real ones."""
+class HeadTuning(Model):
+    """Reinforcement learning changes the action head only; the trunk runs once a decision, when acting."""
+
+    type: Literal["head"] = "head"
+
+
+class LoraTuning(Model):
+    """The head, and low-rank adapters on the kernels of the last transformer blocks."""
+
+    type: Literal["lora"] = "lora"
+    rank: Positive = 8
+    alpha: Annotated[float, Field(gt=0)] = 16.0  # the update is scaled by alpha / rank
+    blocks: Positive | None = None  # how many, from the last; null: all. The blocks below run once a batch
+
+
+class FullTuning(Model):
+    """Everything but the language encoder."""
+
+    type: Literal["full"] = "full"
+
+
+TuneConfig = Annotated[HeadTuning | LoraTuning | FullTuning, Field(discriminator="type")]
+
+
+class OctoSettings(Model):
+    """How an Octo acts and what of it is trained: free to differ from the run that made a checkpoint."""
+
+    window: Positive = 1  # frames seen by a decision; the one before is one decision older
+    clip_prediction: Annotated[float, Field(gt=0)] | None = None  # bound of the implied clean action; null is upstream
+    tuned_steps: Positive = 10  # the last k denoising steps are trained; the first run on a frozen head
+    std_floor: Annotated[float, Field(ge=0)] = 0.1  # normalised action units; 0 is upstream's sampler
+    ddim_steps: Annotated[int, Field(ge=3)] | None = None  # deterministic acting by DDIM; null: the mean path
+    tune: TuneConfig = HeadTuning()
+    logp_reduction: Literal["mean", "sum"] = "mean"  # over the action dims of a denoising step
+    compute: Literal["float32", "bfloat16"] = "float32"  # of the trunk; head and log-probs are always float32
+
+
+class OctoConfig(OctoSettings):
+    """Octo (https://arxiv.org/abs/2405.12213) from scratch, with a learned word table for language.
+
+    The defaults are a tiny one; octo_small_reach.yaml has the sizes of Octo-Small.
+    """
 
     type: Literal["octo"] = "octo"
     token_dim: Positive = 64
@@ -96,6 +136,7 @@ class OctoConfig(Model):
     num_heads: Positive = 2
     mlp_dim: Positive = 128
     stem: StemConfig = KeypointStemConfig()
+    image_sizes: dict[str, Annotated[int, Field(ge=16)]] = {}  # pixels by camera, resized to; default: the env's
     language_tokens: Positive = 12
     language_dim: Positive = 32
     proprio: bool = True
@@ -106,11 +147,8 @@ class OctoConfig(Model):
     time_dim: Positive = 32
     diffusion_steps: Annotated[int, Field(ge=2)] = 10
     max_action: Annotated[float, Field(gt=0)] = 5.0  # bound of every denoising state, normalised action units
-    clip_prediction: Annotated[float, Field(gt=0)] | None = 3.0  # of the implied clean action; null is upstream
-    tuned_steps: Positive = 5  # the last k denoising steps are trained; the first run on a frozen head
-    std_floor: Annotated[float, Field(ge=0)] = 0.1  # normalised action units; 0 is upstream's sampler
-    tune: Literal["head", "full"] = "head"
-    logp_reduction: Literal["mean", "sum"] = "mean"  # over the action dims of a denoising step
+    clip_prediction: Annotated[float, Field(gt=0)] | None = 3.0
+    tuned_steps: Positive = 5
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "OctoConfig":
@@ -118,7 +156,30 @@ class OctoConfig(Model):
             raise ValueError(f"tuned_steps {self.tuned_steps} exceeds diffusion_steps {self.diffusion_steps}.")
         if self.token_dim % self.num_heads:
             raise ValueError(f"token_dim {self.token_dim} does not split into {self.num_heads} heads.")
+        if self.window > self.max_horizon:
+            raise ValueError(f"window {self.window} exceeds max_horizon {self.max_horizon}.")
+        if isinstance(self.tune, LoraTuning) and (self.tune.blocks or 0) > self.num_layers:
+            raise ValueError(f"tune.blocks {self.tune.blocks} exceeds num_layers {self.num_layers}.")
         return self
+
+
+class OctoCheckpointConfig(OctoSettings):
+    """An official Octo folder (config.json, dataset_statistics.json, <step>/default), adapted to the env at load.
+
+    Sizes come from the folder. What the env needs and the folder lacks is an error unless ``allow_new`` names it.
+    """
+
+    type: Literal["octo_checkpoint"] = "octo_checkpoint"
+    folder: Path
+    step: int | None = None  # null: the newest
+    dataset: str | None = None  # whose statistics unnormalise actions; null: demonstrations', or the only ones there
+    tokenizer: Path | None = None  # folder of T5's tokenizer; null: beside the checkpoint, or the hub
+    cameras: dict[str, str] = {"image_primary": "primary", "image_wrist": "wrist"}  # observation key: camera of the env
+    image_sizes: dict[str, Annotated[int, Field(ge=16)]] = {}  # pixels by observation key, of keys the folder lacks
+    proprio: bool = False  # add proprioception tokens if the folder has none
+    new_head: bool = False  # a freshly initialised diffusion head for the env's chunk and action dims
+    allow_new: tuple[str, ...] = ()  # patterns of parameters that may start from random values
+    skip: tuple[str, ...] = ()  # patterns of the folder's parameters that may be left behind
 
 
 class GaussianConfig(Model):
@@ -143,7 +204,7 @@ class CustomPolicyConfig(Model):
     options: dict[str, Any] = {}
 
 
-PolicyConfig = OctoConfig | GaussianConfig | CustomPolicyConfig
+PolicyConfig = OctoConfig | OctoCheckpointConfig | GaussianConfig | CustomPolicyConfig
 
 
 class CollectConfig(Model):
@@ -163,6 +224,19 @@ class ImitateConfig(Model):
     batch: Positive = 128
     lr: Annotated[float, Field(gt=0)] = 1e-3
     samples: Positive = 4  # (time, noise) draws per trunk pass
+    micro_batches: Positive = 1  # gradient accumulation inside a batch
+    devices: Positive | None = None  # local ones; null: all. They share the rows of a micro-batch
+    warmup: Annotated[int, Field(ge=0)] = 0  # steps until lr is reached, linearly; then it falls along a cosine
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4  # AdamW's, of kernels only
+    frozen: tuple[str, ...] = ()  # fnmatch patterns of parameter names that stay as they are
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "ImitateConfig":
+        if self.batch % self.micro_batches:
+            raise ValueError(f"batch {self.batch} does not split into {self.micro_batches} micro-batches.")
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup {self.warmup} leaves none of the {self.steps} steps; use fewer than steps.")
+        return self
 
 
 class WarmStartConfig(Model):
@@ -276,6 +350,9 @@ class LearnerConfig(Model):
     epochs: Positive = 4
     minibatch: Positive = 256  # decisions
     micro_batches: Positive = 1  # gradient accumulation inside a minibatch
+    devices: Positive | None = None  # local ones, for a jax policy; null: all. They share the rows of a micro-batch
+    warmup_updates: Annotated[int, Field(ge=0)] = 0  # optimiser updates until lr is reached, linearly
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # AdamW's, of kernels only
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     target_kl: Annotated[float, Field(gt=0)] | None = (
         0.05  # nats per sub-step; the rest of the step's updates is skipped
@@ -337,7 +414,7 @@ class RunConfig(Model):
             self._octo_sees(self.policy, self.env)
         if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
             raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
-        if not isinstance(self.policy, OctoConfig) and self.warm_start is not None:
+        if not isinstance(self.policy, OctoSettings) and self.warm_start is not None:
             raise ValueError(f"warm_start trains an octo policy, not {self.policy.type}. Remove the section.")
         if isinstance(self.reward, PreferenceRewardConfig):
             self._labels_fit(self.reward, group)
@@ -351,8 +428,9 @@ class RunConfig(Model):
 
     def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
         unit = policy.stem.patch_size if isinstance(policy.stem, SmallStemConfig) else 4
-        if env.image_size % unit:
-            raise ValueError(f"env.image_size {env.image_size} is not a multiple of the {unit} pixels of policy.stem.")
+        for pixels in (env.image_size, *policy.image_sizes.values()):
+            if pixels % unit:
+                raise ValueError(f"image size {pixels} is not a multiple of the {unit} pixels of policy.stem.")
         longest = {"reach": 7, "push": 8, "pick_place": 12}[env.task]
         if policy.language_tokens < longest:
             raise ValueError(f"policy.language_tokens {policy.language_tokens}, but {env.task} says {longest} words.")

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from vla_rlaif.checkpoint import write_whole
+from vla_rlaif.rollout import frames_at
 from vla_rlaif.types import Episodes, Observation, Starts
 
 FORMAT = 1
@@ -31,16 +32,15 @@ class Demonstrations:
     mask: Bool[np.ndarray, "E L"]  # the step belongs to the demonstration
     success: Bool[np.ndarray, " E"]
 
-    def samples(self, chunk: int) -> tuple[Observation, Float[np.ndarray, "D H A"]]:
-        """Every recorded step with the chunk of H actions that follows; the last action is repeated past the end."""
+    def samples(self, chunk: int, window: int = 1) -> tuple[Observation, Float[np.ndarray, "D H A"]]:
+        """Every recorded step with the chunk of H actions that follows; the last action is repeated past the end.
+
+        The frames of a window are a chunk apart, as they are when the policy acts.
+        """
         e, step = np.nonzero(self.mask)
         last = self.mask.sum(axis=1) - 1
         index = np.minimum(step[:, None] + np.arange(chunk), last[e][:, None])
-        obs = Observation(
-            images={k: v[e, step] for k, v in self.images.items()},
-            state=self.state[e, step],
-            instruction=tuple(self.instruction[i] for i in e),
-        )
+        obs = frames_at(self.images, self.state, self.instruction, e, step, window, stride=chunk)
         return obs, self.action[e[:, None], index]
 
 

@@ -37,6 +37,11 @@ class Policy(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def window(self) -> int:
+        """How many frames ``act`` sees; with 1 observations have no window axis."""
+        ...
+
     def act(self, obs: Observation, seeds: UInt32[np.ndarray, " N"], *, noise_scale: float = 1.0) -> Decision:
         """Choose a chunk. Row i depends on ``seeds[i]`` only, never on its neighbours; ``noise_scale`` 0 is the
         deterministic mode used for evaluation."""

@@ -1,9 +1,11 @@
-"""Supervised warm start of a JAX policy on demonstrations.
+"""Supervised warm start of a JAX policy on demonstrations, data parallel over the local devices.
 
-Axes: D samples, H chunk, A action dims, P proprioception dims, B minibatch.
+Axes: D samples, H chunk, A action dims, P proprioception dims, M micro-batches of a batch, B rows of one of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -13,7 +15,8 @@ import optax
 from jaxtyping import Float
 
 from vla_rlaif.config import ImitateConfig
-from vla_rlaif.jax_learner import Params
+from vla_rlaif.devices import Placement, to_host
+from vla_rlaif.jax_learner import Params, accumulate, adamw
 from vla_rlaif.types import Array, Observation, Weights
 
 
@@ -31,7 +34,9 @@ class ImitablePolicy(Protocol):
 
     def imitation_loss(
         self, params: Params, inputs: Mapping[str, Array], action: Float[Array, "B H A"], key: jax.Array, samples: int
-    ) -> Float[Array, ""]: ...
+    ) -> Float[Array, ""]:
+        """The mean over the rows."""
+        ...
 
 
 def imitate(
@@ -41,40 +46,85 @@ def imitate(
     config: ImitateConfig,
     *,
     seed: int,
+    on_start: Callable[[int, int], None] = lambda trained, frozen: None,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Weights:
-    """Fit the policy's imitable parameters to the demonstrated chunks (AdamW, cosine schedule) and return them.
+    """Fit the policy's imitable parameters, without ``config.frozen``, to the demonstrated chunks and return them.
 
-    ``on_step`` is called with (steps done, mean loss since the last call), every fiftieth step and at the end.
+    AdamW with a cosine schedule. ``on_start`` is called with the sizes of all parameters that are fitted and of all
+    that are not; ``on_step`` with (steps done, mean loss since the last call), every fiftieth step and at the end.
+
+    Raises:
+        ValueError: too few demonstrations, rows that do not split over the devices, or a ``frozen`` that is no use.
     """
     num = len(action)
     if num < config.batch:
         raise ValueError(
             f"{num} demonstrated steps are fewer than imitate.batch {config.batch}; collect more or lower it."
         )
+    placement = Placement.of(config.devices)
+    shape = config.micro_batches, placement.micro_rows(config.batch, config.micro_batches, "imitate.batch")
+    names = fitted_names(policy, config.frozen)
+    params = placement.copies({k: policy.params[k] for k in names})
+    frozen = jax.device_put({k: v for k, v in policy.params.items() if k not in params}, placement.replicated)
+    on_start(num_numbers(params), num_numbers(frozen))
+
+    init, step = _compiled(policy, config, placement)
+    opt_state, average, losses = init(params), placement.copies(params), []
     inputs = policy.imitation_inputs(obs)
-    schedule = optax.cosine_decay_schedule(config.lr, config.steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-4))
-
-    @jax.jit
-    def step(params, opt_state, average, x, a, key):
-        value, grads = jax.value_and_grad(policy.imitation_loss)(params, x, a, key, config.samples)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        return params, opt_state, jax.tree.map(lambda m, p: 0.99 * m + 0.01 * p, average, params), value
-
-    params: Params = {k: v for k, v in policy.params.items() if k in policy.imitable}
-    opt_state, average = optimizer.init(params), params
-    rng, key, losses = np.random.default_rng(seed), jax.random.key(seed), []
+    rng, key = np.random.default_rng(seed), jax.device_put(jax.random.key(seed), placement.replicated)
     for i in range(config.steps):
-        rows = rng.integers(0, num, config.batch)
-        x = {k: jnp.asarray(v[rows]) for k, v in inputs.items()}
-        params, opt_state, average, value = step(
-            params, opt_state, average, x, jnp.asarray(action[rows]), jax.random.fold_in(key, i)
-        )
+        rows = rng.integers(0, num, config.batch).reshape(shape)
+        micro = jax.device_put(({k: v[rows] for k, v in inputs.items()}, action[rows]), placement.rows)
+        draws = np.arange(i * config.micro_batches, (i + 1) * config.micro_batches, dtype=np.int32)
+        params, opt_state, average, value = step(params, opt_state, average, frozen, (*micro, draws), key)
         losses.append(value)
         if (i + 1) % 50 == 0 or i + 1 == config.steps:
-            on_step(i + 1, float(np.mean(losses)))
+            on_step(i + 1, float(np.mean(jax.device_get(losses))))
             losses = []
     # The average lags the last steps by about 100; with the cosine schedule those barely move.
-    return {k: np.asarray(v) for k, v in average.items()}
+    return to_host(average)
+
+
+def _compiled(policy: ImitablePolicy, config: ImitateConfig, placement: Placement) -> tuple[Callable, Callable]:
+    """Functions that make the optimiser's state and that do one step; the latter overwrites what it is given."""
+    lr = optax.warmup_cosine_decay_schedule(0.0, config.lr, config.warmup, config.steps)
+    optimizer = adamw(lr, max_grad_norm=1.0, weight_decay=config.weight_decay)
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2), out_shardings=placement.replicated)
+    def step(params, opt_state, average, frozen, micro, key):
+        def loss(params, one):
+            x, a, draw = one  # each micro-batch of the run has its own random numbers
+            key_here = jax.random.fold_in(key, draw)
+            return policy.imitation_loss({**frozen, **params}, x, a, key_here, config.samples), ()
+
+        grads, (losses, _) = accumulate(jax.value_and_grad(loss, has_aux=True), params, micro)
+        grads = jax.tree.map(lambda g: g / config.micro_batches, grads)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        return params, opt_state, jax.tree.map(lambda m, p: 0.99 * m + 0.01 * p, average, params), jnp.mean(losses)
+
+    return jax.jit(optimizer.init, out_shardings=placement.replicated), step
+
+
+def fitted_names(policy: ImitablePolicy, frozen: Sequence[str]) -> list[str]:
+    """The imitable parameters that match none of the patterns (fnmatch's, where * also matches /).
+
+    Raises:
+        ValueError: a pattern matches no parameter at all, or nothing is left.
+    """
+    for pattern in frozen:
+        if not any(fnmatchcase(name, pattern) for name in policy.params):
+            some = ", ".join(sorted(policy.params)[:3])
+            raise ValueError(
+                f"imitate.frozen {pattern!r} matches none of the {len(policy.params)} parameters ({some}, ...); "
+                "a pattern matches whole names, so start and end it with * if need be."
+            )
+    names = [k for k in sorted(policy.imitable) if not any(fnmatchcase(k, pattern) for pattern in frozen)]
+    if not names:
+        raise ValueError(f"imitate.frozen {list(frozen)} leaves no parameter to fit; remove a pattern.")
+    return names
+
+
+def num_numbers(values: Mapping[str, Array]) -> int:
+    return sum(v.size for v in values.values())

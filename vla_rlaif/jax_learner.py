@@ -1,21 +1,26 @@
-"""JAX learner: jax.value_and_grad and optax. Same loss, same contract as the torch one."""
+"""JAX learner: jax.value_and_grad and optax, data parallel over the local devices. Same loss and contract as torch's.
 
-from collections.abc import Mapping
+Axes: see types.py; M micro-batches of a minibatch.
+"""
+
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from vla_rlaif.config import LearnerConfig
+from vla_rlaif.devices import CompileCounter, Placement, to_host
 from vla_rlaif.interfaces import Algorithm
 from vla_rlaif.learning import merge_micro_batches, split_minibatches, summarise
 from vla_rlaif.types import Array, Batch, Observation, Targets, Weights
 
-Params = dict[str, jax.Array]
+Params = Mapping[str, jax.Array]
 
 
 @runtime_checkable
@@ -33,7 +38,12 @@ class JaxPolicy(Protocol):
     def inputs(
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
     ) -> Mapping[str, np.ndarray]:
-        """Arrays for the two functions below, leaves "B ...": only what re-scoring needs."""
+        """Arrays for the functions below, leaves "B ...": only what re-scoring needs."""
+        ...
+
+    def prepare(self, params: Params, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run what no trained parameter touches, once a batch; the result replaces the inputs of ``means`` and
+        ``score``. ``params`` holds the parameters that are not trainable, and no others."""
         ...
 
     def means(self, params: Params, inputs: Mapping[str, Array]) -> Float[Array, "B S D"]:
@@ -47,38 +57,100 @@ class JaxPolicy(Protocol):
         ...
 
 
+def adamw(
+    lr: float | Callable[[Any], Any],
+    *,
+    max_grad_norm: float,
+    weight_decay: float,
+    mu_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformation:
+    """Clipped AdamW, which decays the kernels only, as upstream's Octo. ``lr`` may be a schedule of the update count;
+    upstream keeps the first moment in bfloat16 (``mu_dtype``)."""
+
+    def kernels(params: Params) -> dict[str, bool]:
+        return {name: "kernel" in name or (name.endswith("weight") and v.ndim > 1) for name, v in params.items()}
+
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(lr, weight_decay=weight_decay, mask=kernels, mu_dtype=mu_dtype),
+    )
+
+
+def accumulate(
+    grad: Callable[..., tuple[tuple[Any, Any], Any]], params: Params, micro: Any
+) -> tuple[dict[str, jax.Array], Any]:
+    """Sum of the gradients over the micro-batches (the leading axis of ``micro``), and what else each of them returns,
+    stacked. A loop on the device: only one micro-batch's activations exist at a time."""
+
+    def add(total: dict[str, jax.Array], one: Any) -> tuple[dict[str, jax.Array], Any]:
+        (value, extra), gradient = grad(params, one)
+        return jax.tree.map(jnp.add, total, gradient), (value, extra)
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, dict(params)), micro)
+
+
 class JaxLearner:
-    """Owns the trainable parameters, their running average, the reference and the optimiser."""
+    """Owns the trainable parameters, their running average, the reference and the optimiser.
+
+    Parameters and optimiser state are on every device of ``config.devices``, the rows of a micro-batch are split among
+    them. An update writes over the buffers of the old parameters: what leaves this class is a copy on the host.
+    """
 
     def __init__(self, policy: JaxPolicy, algorithm: Algorithm, config: LearnerConfig):
         self.version = 0
         self._policy, self._config = policy, config
-        trained = {k: v for k, v in policy.params.items() if k in policy.trainable}
-        self._frozen = {k: v for k, v in policy.params.items() if k not in policy.trainable}
-        self._trained, self._average, self._reference = trained, trained, trained
-        self._optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.lr))
-        self._opt_state = self._optimizer.init(trained)
-        self._means = jax.jit(lambda trained, frozen, inputs: policy.means({**frozen, **trained}, inputs))
-        self._score = jax.jit(lambda trained, frozen, inputs: policy.score({**frozen, **trained}, inputs, None)[0])
+        self._compiled = CompileCounter()
+        self._placement = Placement.of(config.devices)
+        self._placement.micro_rows(config.minibatch, config.micro_batches, "learner.minibatch")
+        trained = {k: policy.params[k] for k in sorted(policy.trainable)}
+        frozen = {k: v for k, v in policy.params.items() if k not in policy.trainable}
+        self._frozen = jax.device_put(frozen, self._placement.replicated)  # never donated, so it may share buffers
+        self._trained, self._average, self._reference = (self._placement.copies(trained) for _ in range(3))
+        self._compile(algorithm)
+        self._opt_state = self._init(self._trained)
 
-        def loss(trained, frozen, inputs, targets, reference):
-            logp, kl = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, inputs, reference))
-            return algorithm.loss(logp, Targets(**targets), kl)
+    def _compile(self, algorithm: Algorithm) -> None:
+        policy, config, replicated = self._policy, self._config, self._placement.replicated
+        warmup, keep = config.warmup_updates, config.ema
+        lr = (lambda done: config.lr * jnp.minimum(1.0, (done + 1) / warmup)) if warmup else config.lr
+        optimizer = adamw(lr, max_grad_norm=config.max_grad_norm, weight_decay=config.weight_decay)
+        self._init = jax.jit(optimizer.init, out_shardings=replicated)
 
-        @partial(jax.jit, donate_argnums=(1,))
+        @jax.jit
+        def prepare_minibatch(trained, reference, frozen, inputs):
+            """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
+
+            # The same loop over the same shapes as in `step`, and barriers around the same part: at lr 0 both programs
+            # give the same bits, so every ratio is exactly 1.
+            def one(x):
+                x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, x)))
+                logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
+                return x, logp, policy.means({**frozen, **reference}, x)
+
+            return jax.lax.map(one, inputs)
+
+        @partial(jax.jit, donate_argnums=(0, 1), out_shardings=(replicated, replicated, replicated))
         def step(trained, opt_state, frozen, micro):
-            # Gradients of the micro-batches add up: every one divides by the same num_valid.
-            grads, metrics = jax.tree.map(jnp.zeros_like, trained), []
-            for inputs, targets, reference in micro:
-                (value, extra), grad = jax.value_and_grad(loss, has_aux=True)(
-                    trained, frozen, inputs, targets, reference
-                )
-                grads = jax.tree.map(jnp.add, grads, grad)
-                metrics.append({"loss": value, **extra})
-            updates, opt_state = self._optimizer.update(grads, opt_state, trained)
-            return optax.apply_updates(trained, updates), opt_state, metrics, optax.tree.norm(grads)
+            def loss(trained, one):
+                inputs, targets, reference = one
+                logp, kl = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, inputs, reference))
+                return algorithm.loss(logp, Targets(**targets), kl)
 
-        self._step = step
+            # Gradients of the micro-batches add up: every one divides by the same num_valid.
+            grads, (losses, extra) = accumulate(jax.value_and_grad(loss, has_aux=True), trained, micro)
+            updates, opt_state = optimizer.update(grads, opt_state, trained)
+            return optax.apply_updates(trained, updates), opt_state, ({"loss": losses, **extra}, optax.tree.norm(grads))
+
+        @partial(jax.jit, donate_argnums=0, out_shardings=replicated)
+        def blend(average, trained):
+            return jax.tree.map(lambda a, p: keep * a + (1 - keep) * p, average, trained)
+
+        self._prepare, self._step, self._blend = prepare_minibatch, step, blend
+
+    @property
+    def compilations(self) -> int:
+        """XLA compilations of this process since this learner was made."""
+        return self._compiled.count
 
     def update(self, batch: Batch, seed: int) -> dict[str, float]:
         """All epochs over one batch. The composition of the minibatches is fixed for the call, only their order changes
@@ -90,56 +162,51 @@ class JaxLearner:
         log, braked = [], False
         for _ in range(self._config.epochs):
             for i in rng.permutation(len(minibatches)):
-                self._trained, self._opt_state, metrics, norm = self._step(
-                    self._trained, self._opt_state, self._frozen, minibatches[i]
-                )
-                rows = [float(targets["mask"].sum()) for _, targets, _ in minibatches[i]]
-                log.append({**merge_micro_batches(metrics, rows), "grad_norm": float(norm)})
+                micro, rows = minibatches[i]
+                self._trained, self._opt_state, result = self._step(self._trained, self._opt_state, self._frozen, micro)
+                metrics, norm = jax.device_get(result)
+                parts = [{k: v[m] for k, v in metrics.items()} for m in range(len(rows))]
+                log.append({**merge_micro_batches(parts, rows), "grad_norm": float(norm)})
                 braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
                 if braked:
                     break
             if braked:
                 break
         self.version += 1
-        keep = self._config.ema
-        self._average = jax.tree.map(lambda a, p: keep * a + (1 - keep) * p, self._average, self._trained)
+        self._average = self._blend(self._average, self._trained)
         return summarise(log, braked=braked)
 
-    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[list[tuple]]:
-        """Micro-batches of one static shape, with the log-probs of the weights that acted and the reference's means."""
+    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[tuple[Any, list[float]]]:
+        """Minibatches of one static shape, leaves "M B ..." on the devices, and the real rows of each micro-batch."""
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
         parts = split_minibatches(rng, len(batch.mask), self._config.minibatch, self._config.micro_batches)
+        num_valid = np.full(self._config.micro_batches, batch.num_valid / len(parts), np.float32)
         minibatches = []
         for part in parts:
-            micro = []
-            for index, valid in part:
-                x = {k: jnp.asarray(v[index]) for k, v in inputs.items()}
-                targets = {
-                    "logp_old": self._score(self._trained, self._frozen, x),
-                    "advantage": jnp.asarray(batch.advantage[index]),
-                    "mask": jnp.asarray(valid & batch.mask[index]),
-                    "num_valid": jnp.float32(batch.num_valid / len(parts)),
-                }
-                micro.append((x, targets, self._means(self._reference, self._frozen, x)))
-            minibatches.append(micro)
+            index, valid = (np.stack(arrays) for arrays in zip(*part, strict=True))
+            mask = valid & batch.mask[index]
+            rows = {k: v[index] for k, v in inputs.items()}
+            targets = {"advantage": batch.advantage[index], "mask": mask}
+            rows, targets = jax.device_put((rows, targets), self._placement.rows)
+            rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
+            targets |= {"logp_old": logp_old, "num_valid": num_valid}
+            minibatches.append(((rows, targets, reference), mask.sum(axis=1).astype(float).tolist()))
         return minibatches
 
     def weights(self, *, averaged: bool = False) -> Weights:
-        trained = self._average if averaged else self._trained
-        return {k: np.asarray(v) for k, v in {**self._frozen, **trained}.items()}
+        frozen = {k: np.asarray(v) for k, v in self._frozen.items()}
+        return {**frozen, **to_host(self._average if averaged else self._trained)}
 
     def state(self) -> Weights:
         parts = {"params": self._trained, "average": self._average, "reference": self._reference}
-        flat = {f"{part}/{k}": np.array(v) for part, tree in parts.items() for k, v in tree.items()}
-        leaves = jax.tree.leaves(self._opt_state)
-        optimizer = {f"optimizer/{i}": np.array(v) for i, v in enumerate(leaves)}
-        return {**flat, **optimizer, "version": np.array(self.version)}
+        flat = {f"{part}/{k}": v for part, tree in parts.items() for k, v in tree.items()}
+        optimizer = {f"optimizer/{i}": v for i, v in enumerate(jax.tree.leaves(self._opt_state))}
+        return {**to_host({**flat, **optimizer}), "version": np.array(self.version)}
 
     def restore(self, state: Weights) -> None:
-        part = lambda name: {k: jnp.asarray(state[f"{name}/{k}"]) for k in self._trained}  # noqa: E731
+        part = lambda name: self._placement.copies({k: state[f"{name}/{k}"] for k in self._trained})  # noqa: E731
         self._trained, self._average, self._reference = part("params"), part("average"), part("reference")
         leaves, tree = jax.tree.flatten(self._opt_state)
-        self._opt_state = jax.tree.unflatten(
-            tree, [jnp.asarray(state[f"optimizer/{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
-        )
+        named = {str(i): np.asarray(state[f"optimizer/{i}"], leaf.dtype) for i, leaf in enumerate(leaves)}
+        self._opt_state = jax.tree.unflatten(tree, list(self._placement.copies(named).values()))
         self.version = int(state["version"])

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_folder
 from vla_rlaif.checkpoint import save_policy, write_whole
-from vla_rlaif.config import PreferenceRewardConfig, RunConfig, WarmStartConfig
+from vla_rlaif.config import OctoSettings, PreferenceRewardConfig, RunConfig, WarmStartConfig
 from vla_rlaif.dataset import append_episodes, load_demonstrations, num_episodes, require_kind
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
@@ -141,6 +141,17 @@ def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) 
     if to is not None:
         numbers = {"success": result.success, "ci95": [result.low, result.high], "episodes": result.episodes}
         _write_json(to, {**numbers, "outcomes": result.outcomes.tolist()})
+
+
+def export(config: RunConfig, folder: Path, to: Path, step: int, say: Say) -> None:
+    if not isinstance(config.policy, OctoSettings):
+        raise ValueError(f"export writes official Octo folders; the config has policy.type {config.policy.type}.")
+    from vla_rlaif.policies.octo.adopt import export_folder
+
+    env = build_env(config.env)
+    env.close()
+    export_folder(load_folder(folder, config, env.spec), to, step=step)
+    say(f"{to}: step {step} written; the original Octo code loads it with OctoModel.load_pretrained")
 
 
 def _learned_reward(config: RunConfig) -> PreferenceRewardConfig:

@@ -3,11 +3,12 @@
 Axes as in types.py: N episodes, T decisions, F = T + 1 frames, B = N * T.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
-from jaxtyping import Float, UInt32
+from jaxtyping import Float, Int, UInt8, UInt32
 
 from vla_rlaif.interfaces import Policy, VectorEnv
 from vla_rlaif.types import Batch, Decision, Episodes, Observation, Starts, Transition
@@ -66,7 +67,8 @@ def _play(policy: Policy, env: VectorEnv, starts: Starts, seed: int, noise_scale
     decisions: list[Decision] = []
     live = []
     for t in range(env.spec.max_decisions):
-        decision = policy.act(now.obs, noise_seeds(seed, starts, t), noise_scale=noise_scale)
+        obs = windowed([s.obs for s in seen[-policy.window :]], policy.window)
+        decision = policy.act(obs, noise_seeds(seed, starts, t), noise_scale=noise_scale)
         live.append(~now.done)
         decisions.append(decision)
         now = env.step(decision.action)
@@ -86,6 +88,20 @@ def _play(policy: Policy, env: VectorEnv, starts: Starts, seed: int, noise_scale
         valid=now.valid,
         starts=starts,
         version=policy.version,
+    )
+
+
+def windowed(seen: Sequence[Observation], window: int) -> Observation:
+    """The last ``window`` observations as one, oldest first; where there are fewer, the first of them repeats."""
+    if window == 1:
+        return seen[-1]
+    missing = window - len(seen)
+    frames = [seen[0]] * missing + list(seen)
+    return Observation(
+        images={c: np.stack([o.images[c] for o in frames], axis=1) for c in seen[-1].images},
+        state=np.stack([o.state for o in frames], axis=1),
+        instruction=seen[-1].instruction,
+        frame_ok=np.broadcast_to(np.arange(window) >= missing, (len(seen[-1].state), window)),
     )
 
 
@@ -132,16 +148,32 @@ def concatenate(parts: list[Episodes]) -> Episodes:
     )
 
 
-def make_batch(episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float) -> Batch:
-    """Keep the live decisions of episodes that have an advantage, flattened to B rows."""
+def frames_at(
+    images: Mapping[str, UInt8[np.ndarray, "N F height width 3"]],
+    state: Float[np.ndarray, "N F P"],
+    instruction: tuple[str, ...],
+    n: Int[np.ndarray, " B"],
+    t: Int[np.ndarray, " B"],
+    window: int,
+    stride: int = 1,
+) -> Observation:
+    """Row b sees frame ``t[b]`` of episode ``n[b]``, and with a window those before it, ``stride`` frames apart."""
+    said = tuple(instruction[i] for i in n.tolist())
+    if window == 1:
+        return Observation(images={k: v[n, t] for k, v in images.items()}, state=state[n, t], instruction=said)
+    frame = t[:, None] + stride * np.arange(1 - window, 1)
+    at = n[:, None], np.maximum(frame, 0)
+    return Observation(
+        images={k: v[at] for k, v in images.items()}, state=state[at], instruction=said, frame_ok=frame >= 0
+    )
+
+
+def make_batch(episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float, window: int = 1) -> Batch:
+    """Keep the live decisions of episodes that have an advantage, flattened to B rows, with what each of them saw."""
     e = episodes
     n, t = np.nonzero(e.mask & (advantage != 0)[:, None])
     return Batch(
-        obs=Observation(
-            images={k: v[n, t] for k, v in e.images.items()},
-            state=e.state[n, t],
-            instruction=tuple(e.instruction[i] for i in n),
-        ),
+        obs=frames_at(e.images, e.state, e.instruction, n, t, window),
         trace={k: v[n, t] for k, v in e.trace.items()},
         executed=e.executed[n, t],
         advantage=advantage[n].astype(np.float32),

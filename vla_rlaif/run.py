@@ -22,7 +22,7 @@ import yaml
 from vla_rlaif.build import build_env, build_parts, build_policy, check_reward, load_folder
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
-from vla_rlaif.config import OctoConfig, RunConfig, WarmStartConfig, cautions
+from vla_rlaif.config import OctoSettings, RunConfig, WarmStartConfig, cautions
 from vla_rlaif.dataset import Demonstrations, save_demonstrations
 from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import VectorEnv
@@ -99,12 +99,13 @@ def check_groups(env: VectorEnv, config: RunConfig) -> None:
 def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Any:
     """The policy a run starts from, made once and kept in ``run_dir/start``."""
     folder = run_dir / "start"
-    if not isinstance(config.policy, OctoConfig):
+    if not isinstance(config.policy, OctoSettings):
         return build_policy(config.policy, env.spec, config.seed)
     if not folder.exists():
         warm = config.warm_start
         if warm is None:
             policy = build_policy(config.policy, env.spec, config.seed)
+            _say_adaptation(policy, say)
         elif warm.checkpoint is not None:
             policy = load_folder(warm.checkpoint, config, env.spec)
         else:
@@ -113,6 +114,12 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
     policy = load_folder(folder, config, env.spec)
     policy.freeze_reference()
     return policy
+
+
+def _say_adaptation(policy: Any, say: Say) -> None:
+    """What an official folder gave, and what is new."""
+    if "adaptation" in policy.metadata():
+        say(policy.metadata()["adaptation"]["summary"])
 
 
 def demonstrations(config: RunConfig, warm: WarmStartConfig, say: Say) -> Demonstrations:
@@ -136,9 +143,12 @@ def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, sa
     from vla_rlaif.policies.octo.statistics import Statistics
 
     assert config.warm_start is not None
-    policy = build_policy(config.policy, env.spec, config.seed)
-    obs, action = demos.samples(env.spec.chunk)
-    policy = policy.with_statistics(Statistics.measured(action.reshape(-1, action.shape[-1]), obs.state))
+    assert isinstance(config.policy, OctoSettings)
+    obs, action = demos.samples(env.spec.chunk, config.policy.window)
+    state = obs.state.reshape(-1, obs.state.shape[-1])
+    statistics = Statistics.measured(action.reshape(-1, action.shape[-1]), state)
+    policy = build_policy(config.policy, env.spec, config.seed, statistics=statistics)
+    _say_adaptation(policy, say)
     on_step = lambda step, loss: say(f"imitate step {step}: loss {loss:.4f}")  # noqa: E731
     policy.load(imitate(policy, obs, action, config.warm_start.imitate, seed=config.seed, on_step=on_step), 0)
     return policy

@@ -4,13 +4,13 @@ Axes: N episodes.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from vla_rlaif.interfaces import VectorEnv
+from vla_rlaif.interfaces import Learner, VectorEnv
 from vla_rlaif.types import Episodes
 
 
@@ -20,6 +20,25 @@ class TimedEnv(Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class CompilingLearner(Protocol):
+    """A learner on a backend that compiles: how often its process has done so."""
+
+    @property
+    def compilations(self) -> int: ...
+
+
+class CompileMeter:
+    """XLA compilations of one step. More than 0 after the first steps: some shape varies, and time is lost on it."""
+
+    def __init__(self, learner: Learner):
+        self._learner = learner if isinstance(learner, CompilingLearner) else None
+        self._before = self._learner.compilations if self._learner else 0
+
+    def metrics(self) -> dict[str, float]:
+        return {"jax/compilations": float(self._learner.compilations - self._before)} if self._learner else {}
 
 
 class Timer:
@@ -92,6 +111,37 @@ def group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> dict[s
         "episodes/failed": float((~e.valid).sum()),
         "episodes/evicted": float((~trained & e.valid).sum()),  # their group has no spread, or they sit on its mean
     }
+
+
+@runtime_checkable
+class DiagnosedPolicy(Protocol):
+    """A policy that knows something about how it acted."""
+
+    def diagnostics(self) -> Mapping[str, float]:
+        """Metrics since the last call."""
+        ...
+
+
+def policy_metrics(policy: object) -> dict[str, float]:
+    return {**policy.diagnostics()} if isinstance(policy, DiagnosedPolicy) else {}
+
+
+class Saturation:
+    """Says, once, that the head is stuck at the bound of its actions: such a policy learns nothing any more."""
+
+    LIMIT = 0.5  # share of the acted coordinates
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._is_said = say, False
+
+    def __call__(self, metrics: Mapping[str, float]) -> None:
+        share = metrics.get("policy/saturated_share", 0.0)
+        if share > self.LIMIT and not self._is_said:
+            self._is_said = True
+            self._say(
+                f"caution: {share:.0%} of the acted coordinates sit at the bound of the denoising states. The start "
+                "policy is not fitted to these actions: check the statistics, imitate longer, or set clip_prediction."
+            )
 
 
 def diagnose(dead_steps: int, metrics: Mapping[str, float]) -> None:

@@ -40,14 +40,25 @@ class TorchLearner:
     """Owns the trainable parameters, their running average, the reference and the optimiser."""
 
     def __init__(self, policy: TorchPolicy, algorithm: Algorithm, config: LearnerConfig):
-        self.version = 0
+        if config.devices not in (None, 1):
+            raise ValueError(f"learner.devices is {config.devices}; a torch policy trains on one. Remove the key.")
+        self.version, self._num_updates = 0, 0
         self._policy, self._algorithm, self._config = policy, algorithm, config
         copy = lambda: {k: policy.params[k].detach().clone() for k in sorted(policy.trainable)}  # noqa: E731
         self._frozen = {k: v.detach() for k, v in policy.params.items() if k not in policy.trainable}
         self._trained, self._average, self._reference = copy(), copy(), copy()
         for value in self._trained.values():
             value.requires_grad_(True)
-        self._optimizer = torch.optim.Adam(self._trained.values(), lr=config.lr)
+        self._optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        """AdamW that decays the kernels only; which they are, `adamw` of jax_learner.py says too."""
+        kernels, rest = [], []
+        for name, value in self._trained.items():
+            is_kernel = "kernel" in name or (name.endswith("weight") and value.ndim > 1)
+            (kernels if is_kernel else rest).append(value)
+        groups = [{"params": kernels, "weight_decay": self._config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self._config.lr)
 
     def update(self, batch: Batch, seed: int) -> dict[str, float]:
         """All epochs over one batch; see JaxLearner.update."""
@@ -79,7 +90,10 @@ class TorchLearner:
             metrics.append({"loss": loss.item(), **{k: v.item() for k, v in extra.items()}})
             rows.append(float(targets.mask.sum()))
         norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self._config.max_grad_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * min(1.0, (self._num_updates + 1) / max(1, self._config.warmup_updates))
         self._optimizer.step()
+        self._num_updates += 1
         return {**merge_micro_batches(metrics, rows), "grad_norm": norm.item()}
 
     @torch.no_grad()
@@ -111,7 +125,7 @@ class TorchLearner:
         for name, value in self._trained.items():
             for key, moment in self._optimizer.state.get(value, {}).items():
                 flat[f"optimizer/{name}/{key}"] = moment.numpy().copy()
-        return {**flat, "version": np.array(self.version)}
+        return {**flat, "num_updates": np.array(self._num_updates), "version": np.array(self.version)}
 
     def restore(self, state: Weights) -> None:
         part = lambda name: {k: torch.tensor(state[f"{name}/{k}"]) for k in self._trained}  # noqa: E731
@@ -119,10 +133,10 @@ class TorchLearner:
         with torch.no_grad():
             for name, value in part("params").items():
                 self._trained[name].copy_(value)
-        self._optimizer = torch.optim.Adam(self._trained.values(), lr=self._config.lr)
+        self._optimizer = self._new_optimizer()
         for name, value in self._trained.items():
             prefix = f"optimizer/{name}/"
             moments = {k.removeprefix(prefix): torch.tensor(v) for k, v in state.items() if k.startswith(prefix)}
             if moments:
                 self._optimizer.state[value] = moments
-        self.version = int(state["version"])
+        self.version, self._num_updates = int(state["version"]), int(state["num_updates"])

@@ -23,7 +23,17 @@ from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.preferences.refresh import PreferenceLearner
 from vla_rlaif.progress import Progress
 from vla_rlaif.rollout import Split, concatenate, make_batch, rollout, train_starts
-from vla_rlaif.step_metrics import Timer, diagnose, group_metrics, one_line, reward_metrics, rollout_metrics
+from vla_rlaif.step_metrics import (
+    CompileMeter,
+    Saturation,
+    Timer,
+    diagnose,
+    group_metrics,
+    one_line,
+    policy_metrics,
+    reward_metrics,
+    rollout_metrics,
+)
 from vla_rlaif.types import Batch, Episodes
 
 Say = Callable[[str], None]
@@ -70,14 +80,16 @@ def train(
     minutes_before = state.minutes
     publish(parts)
 
+    warn = Saturation(say)
     with Progress(loop.steps, start=state.step) as bar:
         for step in range(state.step, min(until or loop.steps, loop.steps)):
-            timer = Timer(parts.env)
+            timer, compiled = Timer(parts.env), CompileMeter(parts.learner)
             batch, metrics = gather(config, parts, step, timer)
             with timer.phase("update"):
                 metrics |= parts.learner.update(batch, seed=step)
             state.dead_steps = 0 if metrics["groups/live"] else state.dead_steps + 1
             diagnose(state.dead_steps, metrics)
+            warn(metrics)
 
             publish(parts)
             state.step = step + 1
@@ -85,7 +97,7 @@ def train(
                 with timer.phase("validate"):
                     metrics |= _validate(config, parts, state, run_dir)
             state.minutes = minutes_before + (time.monotonic() - begun) / 60
-            log.write(step, {"minutes": state.minutes, **metrics, **timer.metrics()})
+            log.write(step, {"minutes": state.minutes, **metrics, **timer.metrics(), **compiled.metrics()})
             bar.update(state.step, one_line(metrics))
             if state.step % loop.checkpoint_every == 0 or state.step == loop.steps:
                 _save(checkpoints, parts, state)
@@ -117,8 +129,9 @@ def gather(config: RunConfig, parts: Parts, step: int, timer: Timer) -> tuple[Ba
             break
     metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**groups}
     metrics |= group_metrics(episodes, advantage, size) | {"groups/refills": len(rounds) - 1.0}
+    metrics |= policy_metrics(parts.policy)
     denominator = num_valid(config.algorithm.normalizer, advantage, episodes.mask)
-    return make_batch(episodes, advantage, denominator), metrics
+    return make_batch(episodes, advantage, denominator, parts.policy.window), metrics
 
 
 def publish(parts: Parts) -> None:

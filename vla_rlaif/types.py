@@ -32,11 +32,15 @@ class EnvSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the policy sees before one decision."""
+    """What the policy sees before one decision.
 
-    images: Mapping[str, UInt8[np.ndarray, "N height width 3"]]
-    state: Float[np.ndarray, "N P"]  # env units: metres, radians
+    For a policy with ``window`` W > 1 there is a second axis: the frames of the last W decisions, oldest first.
+    """
+
+    images: Mapping[str, UInt8[np.ndarray, "N *W height width 3"]]
+    state: Float[np.ndarray, "N *W P"]  # env units: metres, radians
     instruction: tuple[str, ...]  # N
+    frame_ok: Bool[np.ndarray, "N W"] | None = None  # with a window: False where a frame repeats the episode's first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Random initial parameters, drawn on the host.
 
 Flax's own initialisers give the same distributions, but compiling a hundred of them takes ten seconds of CPU, and every
-process that builds a policy would pay.
+process that builds a policy would pay. A frozen language encoder is not drawn: it comes with its weights.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 XAVIER = ("MultiHeadDotProductAttention_0/", "MlpBlock_0/", "cond_encoder/", "reverse_network/Dense_")
-NORMAL = {"pos_embedding": 0.02, "time_preprocess/kernel": 0.2, "word_table/embedding": 1.0}
+NORMAL = {"pos_embedding": 0.02, "/pos_embed": 0.02, "time_preprocess/kernel": 0.2, "word_table/embedding": 1.0}
 
 
 def initial_params(shapes: Mapping[str, jax.ShapeDtypeStruct], seed: int) -> dict[str, Float[np.ndarray, "..."]]:
@@ -31,12 +31,20 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Float[np.ndarray, "..
     if name.endswith("/bias"):
         std = 1e-6 if "MlpBlock_0/" in name else 0.0
         return (std * rng.standard_normal(shape)).astype(np.float32)
+    if name.endswith("/probe"):  # [1, k, D]: xavier, as a map from k to D
+        return _xavier(rng, shape, fan_in=shape[1])
     assert name.endswith("/kernel"), name
-    if any(part in name for part in XAVIER):
-        fan_in = math.prod(shape[:-1]) if len(shape) == 2 or name.endswith("out/kernel") else shape[0]
-        limit = math.sqrt(6.0 / (fan_in + math.prod(shape) // fan_in))
-        return rng.uniform(-limit, limit, shape).astype(np.float32)
+    if "FilmConditioning_0/" in name:
+        return np.zeros(shape, np.float32)
+    if any(part in name for part in XAVIER):  # heads of an attention have an axis of their own
+        joined = len(shape) == 2 or name.endswith("out/kernel")
+        return _xavier(rng, shape, fan_in=math.prod(shape[:-1]) if joined else shape[0])
     return (_truncated_normal(rng, shape) / math.sqrt(math.prod(shape[:-1]))).astype(np.float32)  # lecun_normal
+
+
+def _xavier(rng: np.random.Generator, shape: tuple[int, ...], *, fan_in: int) -> Float[np.ndarray, "..."]:
+    limit = math.sqrt(6.0 / (fan_in + math.prod(shape) // fan_in))
+    return rng.uniform(-limit, limit, shape).astype(np.float32)
 
 
 def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:

@@ -1,10 +1,10 @@
-"""Instructions to token ids, for the learned word table that stands in for T5.
+"""Instructions to rows of the policy's language table: of words that it learns, or of whole sentences that T5 read.
 
-The network itself takes features [B, n, L]; ``t5.py`` has the encoder that official checkpoints come with.
-Axes: N sentences, n token slots.
+Axes: N sentences, n token slots, L feature width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -29,10 +29,15 @@ class Vocabulary:
         vocabulary.encode(instructions)
         return vocabulary
 
+    learned = True  # the table is trained with the policy
+
     @property
     def size(self) -> int:
         """Rows of the table: the words and the padding."""
         return len(self.words) + 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "words", "words": list(self.words), "num_tokens": self.num_tokens}
 
     def encode(self, instructions: Sequence[str]) -> Int[np.ndarray, "N n"]:
         for sentence in set(instructions) - self._known.keys():
@@ -51,6 +56,41 @@ class Vocabulary:
         ids = np.full(self.num_tokens, PAD, np.int32)
         ids[: len(words)] = [self._ids[word] for word in words]
         return ids
+
+
+class Sentences:
+    """Sentences whose T5 features the policy carries, one row each [n, L]; the encoder itself stays in its folder."""
+
+    learned = False
+
+    def __init__(self, sentences: Sequence[str]):
+        self.sentences = tuple(sentences)
+        self._row = {sentence: i for i, sentence in enumerate(self.sentences)}
+
+    @property
+    def size(self) -> int:
+        return len(self.sentences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "sentences", "sentences": list(self.sentences)}
+
+    def encode(self, instructions: Sequence[str]) -> Int[np.ndarray, " N"]:
+        unknown = set(instructions) - self._row.keys()
+        if unknown:
+            raise ValueError(
+                f"the policy carries no language features of {sorted(unknown)[0]!r}. It knows: "
+                f"{'; '.join(self.sentences)}. Add the sentence to the env's instructions and load the Octo folder again."
+            )
+        return np.array([self._row[sentence] for sentence in instructions], np.int32)
+
+
+Language = Vocabulary | Sentences
+
+
+def language_from_json(values: Mapping[str, Any]) -> Language:
+    if values["kind"] == "words":
+        return Vocabulary(values["words"], values["num_tokens"])
+    return Sentences(values["sentences"])
 
 
 def _split(sentence: str) -> list[str]:

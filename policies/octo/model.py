@@ -1,36 +1,41 @@
-"""The Octo network: groups of tokens, one transformer, one diffusion head. Knows nothing of policies or environments.
+"""Observations and tasks to one token sequence, and back to named groups. Knows nothing of policies or environments.
 
-Source: octo-models/octo @ 241fb35, rewritten; with the sizes of Octo-Small the parameter tree has upstream's names.
+Source: octo-models/octo @ 241fb35, rewritten; the parameter tree has upstream's names.
 Axes: B batch, T window (the first T rows of each position table are used, oldest frame first), n tokens of a group,
-D token width. The language encoder is outside: the model takes its features.
+L tokens of the whole sequence, D token width. The language encoder is outside: the model takes its features.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Num
+import numpy as np
+from jaxtyping import Bool, Float, Int, Num
 
-from vla_rlaif.config import KeypointStemConfig, SmallStemConfig
 from vla_rlaif.policies.octo.attention import Kind, Span, attention_rule
-from vla_rlaif.policies.octo.keypoints import KeypointTokenizer
-from vla_rlaif.policies.octo.tokenizers import SmallStem16, scalar_tokens, with_goal
-from vla_rlaif.policies.octo.transformer import BlockTransformer
+from vla_rlaif.policies.octo.spec import ImageSpec, ModelSpec
+from vla_rlaif.policies.octo.tokenizers import (
+    ImageTokenizer,
+    LowdimTokenizer,
+    film_condition,
+    matching,
+    stack_frames,
+    stack_lowdim,
+)
 
 POSITION = nn.initializers.normal(0.02)
+LANGUAGE = "language_instruction"
 
 
 class Inputs(NamedTuple):
-    """What one forward pass reads. A group without input is left out of the sequence."""
+    """What one forward pass reads, by upstream's keys. A group without input is left out of the sequence."""
 
-    images: Mapping[str, Num[jax.Array, "B T h w 3"]]  # by camera, in the order of the tokenizers
-    language: Float[jax.Array, "B n L"] | None = None
-    proprio: Float[jax.Array, "B T P"] | None = None  # normalised
-    goals: Mapping[str, Num[jax.Array, "B h w 3"]] = {}
+    observation: Mapping[str, Num[jax.Array, "B T ..."]]  # image_primary [B T h w 3], proprio [B T P] (normalised), ...
+    task: Mapping[str, Num[jax.Array, "B ..."]] = {}  # goal images [B h w 3] by key; language_instruction [B n F]
     frame_ok: Bool[jax.Array, "B T"] | None = None  # False for frames that pad the window
-    image_ok: Mapping[str, Bool[jax.Array, "B T"]] = {}
+    observation_ok: Mapping[str, Bool[jax.Array, "B T"]] = {}  # by key: False where that input is missing
     language_ok: Bool[jax.Array, " B"] | None = None
 
 
@@ -43,111 +48,135 @@ class Group(NamedTuple):
     mask: Bool[jax.Array, "B *T n"] | None  # None: all may be attended to
 
 
-class Trunk(NamedTuple):
-    """What comes out: the readout, and what tests and features look at."""
+class Layout(NamedTuple):
+    """Which group each position of the sequence belongs to. Static: it depends on shapes only."""
 
-    readout: Float[jax.Array, "B T n D"]
-    tokens: Mapping[str, Float[jax.Array, "B *T n D"]]  # every group, before the transformer
-    outputs: Mapping[
-        str, Float[jax.Array, "B *T n D"]
-    ]  # every group, after it; empty if only the readout was asked for
-    mask: Bool[jax.Array, "#B 1 L L"]
+    prefix: tuple[Span, ...]
+    step: tuple[Span, ...]
+    window: int
+
+    def rule(self, *, correct: bool) -> Bool[np.ndarray, "L L"]:
+        return attention_rule(self.prefix, self.step, self.window, correct=correct)
+
+    def positions(self, name: str) -> Int[np.ndarray, "T n"]:
+        """Where a group stands in the sequence, by timestep; a task group counts as one timestep."""
+        at = 0
+        for span in self.prefix:
+            if span.name == name:
+                return at + np.arange(span.num_tokens)[None]
+            at += span.num_tokens
+        stride = sum(span.num_tokens for span in self.step)
+        for span in self.step:
+            if span.name == name:
+                return at + stride * np.arange(self.window)[:, None] + np.arange(span.num_tokens)
+            at += span.num_tokens
+        raise ValueError(f"no group {name!r}; this input has {', '.join(s.name for s in (*self.prefix, *self.step))}.")
 
 
-class OctoTransformer(nn.Module):
-    """Tokens to readout."""
+class Tokens(NamedTuple):
+    """The sequence that goes into the transformer."""
 
-    token_dim: int
-    num_layers: int
-    num_heads: int
-    mlp_dim: int
-    stem: SmallStemConfig | KeypointStemConfig
-    repeat_task_tokens: bool
-    max_horizon: int
-    correct_attention: bool = True  # False for v1.0 checkpoints
+    x: Float[jax.Array, "B L D"]
+    key_ok: Bool[jax.Array, "B L"] | None  # what may be attended to at all; None: everything
+    layout: Layout
+
+    def group(self, name: str) -> Float[jax.Array, "B T n D"]:
+        return take_group(self.x, self.layout, name)
+
+
+def take_group(x: Float[jax.Array, "B L D"], layout: Layout, name: str) -> Float[jax.Array, "B T n D"]:
+    return x[:, layout.positions(name)]
+
+
+def attention_mask(spec: ModelSpec, layout: Layout, key_ok: Bool[jax.Array, "B L"] | None) -> Bool[jax.Array, "#B 1 L L"]:
+    """Row attends to column; one mask for all heads."""
+    rule = jnp.asarray(layout.rule(correct=spec.use_correct_attention))[None, None]
+    return rule if key_ok is None else rule & key_ok[:, None, None, :]
+
+
+class OctoTokens(nn.Module):
+    """Tokenizers, projections and positions: everything of ``octo_transformer`` but the transformer itself."""
+
+    spec: ModelSpec
+    dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, inputs: Inputs, readout_only: bool = True) -> Trunk:
-        prefix, step = self._prefix(inputs), self._step_groups(inputs)
-        batch, window = step[-1].tokens.shape[:2]
-        if self.repeat_task_tokens:
-            step[-1:-1] = [_repeated(group, window) for group in prefix]
+    def __call__(self, inputs: Inputs) -> Tokens:
+        prefix, step = self._task_groups(inputs), self._observation_groups(inputs)
+        if not step:
+            wanted = [name for name, _ in self.spec.observation_tokenizers]
+            raise ValueError(f"no tokenizer of {wanted} reads any of the observation keys {sorted(inputs.observation)}.")
+        batch, window = step[0].tokens.shape[:2]
+        if window > self.spec.max_horizon:
+            raise ValueError(f"a window of {window} frames; the model has positions for {self.spec.max_horizon}.")
+        if self.spec.repeat_task_tokens:
+            step += [_repeated(group, window) for group in prefix]
+        step += [self._readout(name, num, batch, window) for name, num in self.spec.readouts]
         per_step = jnp.concatenate([group.tokens for group in step], axis=2)
-        x = per_step.reshape(batch, -1, self.token_dim)
-        if prefix:
-            x = jnp.concatenate([*(group.tokens for group in prefix), x], axis=1)
-        rule = attention_rule(_spans(prefix), _spans(step), window, correct=self.correct_attention)
-        mask = jnp.asarray(rule)[None, None]
-        if any(group.mask is not None for group in (*prefix, *step)):
-            mask = mask & _key_mask(prefix, step)[:, None, None, :]
-        num_prefix, num_step = x.shape[1] - window * per_step.shape[2], per_step.shape[2]
-        rows = [num_prefix + (t + 1) * num_step - 1 for t in range(window)]
-        body = BlockTransformer(self.num_layers, self.num_heads, self.mlp_dim, name="BlockTransformer_0")
-        y = body(x, mask, rows if readout_only else None)
-        outputs = {} if readout_only else _split(y, prefix, step, window)
-        readout = y[:, :, None] if readout_only else outputs["readout_action"]
-        return Trunk(readout, {group.name: group.tokens for group in (*prefix, *step)}, outputs, mask)
+        x = jnp.concatenate([*(g.tokens for g in prefix), per_step.reshape(batch, -1, per_step.shape[-1])], axis=1)
+        layout = Layout(_spans(prefix), _spans(step), window)
+        masked = any(group.mask is not None for group in (*prefix, *step))
+        return Tokens(x, _key_mask(prefix, step) if masked else None, layout)
 
-    def _prefix(self, inputs: Inputs) -> list[Group]:
-        if inputs.language is None:
+    def _task_groups(self, inputs: Inputs) -> list[Group]:
+        if LANGUAGE not in inputs.task:
             return []
-        tokens = nn.Dense(self.token_dim, name="task_language_projection")(inputs.language)
-        tokens = tokens + self.param("task_language_pos_embedding", POSITION, (1, *tokens.shape[1:]))
-        mask = None if inputs.language_ok is None else jnp.broadcast_to(inputs.language_ok[:, None], tokens.shape[:2])
-        return [Group("task", "task_language", tokens, mask)]
-
-    def _step_groups(self, inputs: Inputs) -> list[Group]:
         groups = []
-        for camera, frames in inputs.images.items():
-            name, stem = f"observation_tokenizers_{camera}", self.stem
-            if isinstance(stem, KeypointStemConfig):
-                tokens = KeypointTokenizer(stem.channels, name=name)(frames)
+        for name, _ in self.spec.task_tokenizers:
+            features = inputs.task[LANGUAGE]
+            features = features[:, None] if features.ndim == 2 else features
+            tokens = self._projected(f"task_{name}", features)
+            table = self.param(f"task_{name}_pos_embedding", POSITION, (1, *tokens.shape[1:]))
+            ok = inputs.language_ok
+            mask = None if ok is None else jnp.broadcast_to(ok[:, None], tokens.shape[:2])
+            groups.append(Group("task", f"task_{name}", tokens + table.astype(self.dtype), mask))
+        return groups
+
+    def _observation_groups(self, inputs: Inputs) -> list[Group]:
+        groups = []
+        for name, spec in self.spec.observation_tokenizers:
+            if isinstance(spec, ImageSpec):
+                frames = stack_frames(spec, inputs.observation, inputs.task)
+                if frames is None:
+                    continue
+                tokenizer = ImageTokenizer(spec, dtype=self.dtype, name=f"observation_tokenizers_{name}")
+                film = film_condition(spec, inputs.task)
+                tokens = tokenizer(frames, None if film is None else film[:, None])
+                keys = matching(spec.obs_stack_keys, inputs.observation)
+                mask = _group_mask(inputs, keys if spec.proper_pad_mask else [], tokens)
             else:
-                tokenizer = ImageTokenizer(stem.features, stem.groups, stem.embedding, stem.patch_size, name=name)
-                tokens = tokenizer(with_goal(frames, inputs.goals.get(camera)) if stem.goal_images else frames)
-            mask = _both(inputs.frame_ok, inputs.image_ok.get(camera), tokens)
-            groups.append(self._placed(camera, tokens, mask))
-        if inputs.proprio is not None:
-            tokens = scalar_tokens(inputs.proprio)
-            groups.append(self._placed("proprio", tokens, _both(inputs.frame_ok, None, tokens)))
-        batch, window = groups[0].tokens.shape[:2]
-        table = self.param("readout_action_pos_embedding", POSITION, (1, self.max_horizon, 1, self.token_dim))
-        readout = jnp.broadcast_to(table[:, :window], (batch, window, 1, self.token_dim))
-        return [*groups, Group("readout", "readout_action", readout, None)]
+                values = stack_lowdim(spec, inputs.observation)
+                if values is None:
+                    continue
+                tokens = LowdimTokenizer(spec, dtype=self.dtype, name=f"observation_tokenizers_{name}")(values)
+                mask = _group_mask(inputs, [], tokens)  # as upstream: numbers have no mask of their own
+            tokens = self._projected(f"obs_{name}", tokens)
+            shape = (1, self.spec.max_horizon, *tokens.shape[2:])
+            table = self.param(f"obs_{name}_pos_embedding", POSITION, shape)
+            tokens = tokens + table[:, : tokens.shape[1]].astype(self.dtype)
+            groups.append(Group("obs", f"obs_{name}", tokens, mask))
+        return groups
 
-    def _placed(self, name: str, tokens: Float[jax.Array, "B T n F"], mask: Bool[jax.Array, "B T n"] | None) -> Group:
-        """Projected to the token width, with the position of each frame and token added."""
-        tokens = nn.Dense(self.token_dim, name=f"obs_{name}_projection")(tokens)
-        shape = (1, self.max_horizon, *tokens.shape[2:])
-        table = self.param(f"obs_{name}_pos_embedding", POSITION, shape)
-        return Group("obs", f"obs_{name}", tokens + table[:, : tokens.shape[1]], mask)
+    def _readout(self, name: str, num: int, batch: int, window: int) -> Group:
+        width = self.spec.token_embedding_size
+        table = self.param(f"readout_{name}_pos_embedding", POSITION, (1, self.spec.max_horizon, num, width))
+        tokens = jnp.broadcast_to(table[:, :window].astype(self.dtype), (batch, window, num, width))
+        return Group("readout", f"readout_{name}", tokens, None)
 
-
-class ImageTokenizer(nn.Module):
-    """Folds the window into the batch and flattens the patches, row by row."""
-
-    features: tuple[int, ...]
-    groups: int
-    embedding: int
-    patch_size: int
-
-    @nn.compact
-    def __call__(self, frames: Num[jax.Array, "B T h w C"]) -> Float[jax.Array, "B T n F"]:
-        batch, window = frames.shape[:2]
-        stem = SmallStem16(self.features, self.groups, self.embedding, self.patch_size, name="SmallStem16_0")
-        patches = stem(frames.reshape(-1, *frames.shape[2:]))
-        return patches.reshape(batch, window, -1, patches.shape[-1])
+    def _projected(self, name: str, tokens: Float[jax.Array, "*b F"]) -> Float[jax.Array, "*b D"]:
+        return nn.Dense(self.spec.token_embedding_size, dtype=self.dtype, name=f"{name}_projection")(tokens)
 
 
-def _both(
-    frame_ok: Bool[jax.Array, "B T"] | None,
-    image_ok: Bool[jax.Array, "B T"] | None,
-    tokens: Float[jax.Array, "B T n F"],
-) -> Bool[jax.Array, "B T n"] | None:
-    given = [mask for mask in (frame_ok, image_ok) if mask is not None]
-    if not given:
+def _group_mask(inputs: Inputs, keys: list[str], tokens: Float[jax.Array, "B T n F"]) -> Bool[jax.Array, "B T n"] | None:
+    """Padding of the window, and whether any of the group's inputs is there. None: everything is."""
+    flags = [inputs.observation_ok.get(key) for key in keys]
+    present = [flag for flag in flags if flag is not None]
+    masks = [] if inputs.frame_ok is None else [inputs.frame_ok]
+    if present and len(present) == len(flags):
+        masks.append(jnp.any(jnp.stack(present), axis=0))
+    if not masks:
         return None
-    return jnp.broadcast_to(jnp.all(jnp.stack(given), axis=0)[..., None], tokens.shape[:3])
+    return jnp.broadcast_to(jnp.all(jnp.stack(masks), axis=0)[..., None], tokens.shape[:3])
 
 
 def _repeated(group: Group, window: int) -> Group:
@@ -160,8 +189,8 @@ def _repeated(group: Group, window: int) -> Group:
     return Group("obs", f"obs_{group.name}", repeat(group.tokens), mask)
 
 
-def _spans(groups: list[Group]) -> list[Span]:
-    return [Span(group.kind, group.name, group.tokens.shape[-2]) for group in groups]
+def _spans(groups: list[Group]) -> tuple[Span, ...]:
+    return tuple(Span(group.kind, group.name, group.tokens.shape[-2]) for group in groups)
 
 
 def _key_mask(prefix: list[Group], step: list[Group]) -> Bool[jax.Array, "B L"]:
@@ -172,20 +201,3 @@ def _key_mask(prefix: list[Group], step: list[Group]) -> Bool[jax.Array, "B L"]:
 
     per_step = jnp.concatenate([of(group) for group in step], axis=2)
     return jnp.concatenate([*(of(group) for group in prefix), per_step.reshape(per_step.shape[0], -1)], axis=1)
-
-
-def _split(
-    y: Float[jax.Array, "B L D"], prefix: list[Group], step: list[Group], window: int
-) -> dict[str, Float[jax.Array, "B *T n D"]]:
-    """The sequence by group name again."""
-    out, at = {}, 0
-    for group in prefix:
-        size = group.tokens.shape[1]
-        out[group.name] = y[:, at : at + size]
-        at += size
-    per_step, at = y[:, at:].reshape(y.shape[0], window, -1, y.shape[-1]), 0
-    for group in step:
-        size = group.tokens.shape[2]
-        out[group.name] = per_step[:, :, at : at + size]
-        at += size
-    return out

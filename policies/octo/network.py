@@ -1,7 +1,7 @@
-"""Pure functions of Octo's parameters: encode, act, score, imitate. Everything here can be jitted and differentiated.
+"""Pure functions of Octo's parameters: read out, sample, score, imitate. Everything here can be jitted and differentiated.
 
-Axes: N rows acting, B decisions being learned from, S trained denoising steps, E = H * A numbers of a chunk, D token
-width. Actions are normalised; parameters are flat, by '/'-joined name.
+Axes: N rows acting, B decisions being learned from, T window, S trained denoising steps, E = H * A numbers that the head
+predicts, D token width. Actions are normalised; parameters are flat, by '/'-joined name.
 """
 
 from collections.abc import Mapping
@@ -15,158 +15,257 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float, Int, UInt32
 
-from vla_rlaif.config import OctoConfig
-from vla_rlaif.policies.octo import diffusion
+from vla_rlaif.config import FullTuning, LoraTuning, OctoSettings
+from vla_rlaif.policies.octo import diffusion, lora
 from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
-from vla_rlaif.policies.octo.model import Inputs, OctoTransformer, Trunk
-from vla_rlaif.types import EnvSpec
+from vla_rlaif.policies.octo.images import resize_frames
+from vla_rlaif.policies.octo.model import LANGUAGE, Inputs, Layout, OctoTokens, Tokens, attention_mask
+from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, ModelSpec
+from vla_rlaif.policies.octo.transformer import BlockTransformer
 
 Params = Mapping[str, jax.Array]
 HEAD = "heads_action/"
 TRUNK = "octo_transformer/"
+BLOCKS = "octo_transformer/BlockTransformer_0/"
 REFERENCE = "reference/"  # the frozen copy of the head
-WORDS = "octo_transformer/task_tokenizers_language/word_table/embedding"
+TABLE = "language/table"  # what ``ids`` of the inputs index: features of words, or of whole sentences
+PROPRIO = "proprio"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embodiment:
+    """How an environment meets a model: which camera feeds which input, and how much of a prediction is executed."""
+
+    cameras: tuple[tuple[str, str, int], ...]  # (observation key, camera of the env, pixels that the model wants)
+    state_dim: int  # P
+    action_dim: int  # of the env; what the head predicts beyond it is noise, as upstream
+    chunk: int  # env steps executed of each prediction
+    language: tuple[int, int]  # tokens of a sentence and their width
+
+    def fits(self, head: DiffusionSpec) -> None:
+        for name, have, want in (
+            ("action_horizon", head.action_horizon, self.chunk),
+            ("action_dim", head.action_dim, self.action_dim),
+        ):
+            if have < want:
+                raise ValueError(
+                    f"the action head has {name} {have}, the env needs {want}. Lower env.chunk, or start a new head "
+                    f"(policy.new_head: true) and imitate demonstrations with it."
+                )
 
 
 @dataclass(frozen=True)
 class OctoNetwork:
-    """The network for one environment, with the denoising steps split into frozen and trained ones.
+    """A model for one environment, with the denoising steps split into frozen and trained ones.
 
     A step that has no density (step 0 with ``std_floor`` 0) or that is not among the last ``tuned_steps`` runs on the
     frozen head, so the action is a fixed function of the samples that are scored. Equal networks hash alike: policies
     of one process share their compiled functions.
     """
 
-    config: OctoConfig
-    spec: EnvSpec
-    vocabulary_size: int
+    model: ModelSpec
+    settings: OctoSettings
+    body: Embodiment
 
     def __post_init__(self) -> None:
+        self.body.fits(self.head_spec)
+        if self.settings.tuned_steps > self.head_spec.diffusion_steps:
+            raise ValueError(
+                f"tuned_steps {self.settings.tuned_steps} exceeds the {self.head_spec.diffusion_steps} steps of the head."
+            )
         if not self.tuned.size:
             raise ValueError("tuned_steps 1 with std_floor 0 leaves no denoising step with a density: raise either.")
 
     @property
+    def head_spec(self) -> DiffusionSpec:
+        head = self.model.head
+        if not isinstance(head, DiffusionSpec):
+            raise ValueError(
+                f"{head.NAME} has no log-probabilities to learn from; use policy.new_head: true for a diffusion head."
+            )
+        return head
+
+    @property
     def width(self) -> int:
-        """E, the numbers of a chunk."""
-        return self.spec.chunk * self.spec.action_dim
+        """E, the numbers that the head predicts."""
+        return self.head_spec.action_horizon * self.head_spec.action_dim
+
+    @cached_property
+    def live(self) -> Bool[np.ndarray, " E"]:
+        """False for the action dims that the env does not have."""
+        dims = np.arange(self.head_spec.action_dim) < self.body.action_dim
+        return np.tile(dims, self.head_spec.action_horizon)
 
     @cached_property
     def schedule(self) -> Schedule:
-        return Schedule.cosine(self.config.diffusion_steps, self.config.clip_prediction)
+        return Schedule.cosine(self.head_spec.diffusion_steps, self.settings.clip_prediction)
 
     @cached_property
     def stds(self) -> Float[np.ndarray, " K"]:
-        return self.schedule.stds(self.config.std_floor)
+        return self.schedule.stds(self.settings.std_floor)
 
     @cached_property
     def tuned(self) -> Int[np.ndarray, " S"]:
         """The trained denoising steps, in acting order."""
-        return np.array([s for s in range(self.config.tuned_steps - 1, -1, -1) if self.stds[s] > 0], np.int32)
+        return np.array([s for s in range(self.settings.tuned_steps - 1, -1, -1) if self.stds[s] > 0], np.int32)
 
     @cached_property
     def tuned_stds(self) -> Float[np.ndarray, " S"]:
         return self.stds[self.tuned]
 
-    @cached_property
-    def trunk(self) -> OctoTransformer:
-        config = self.config
-        return OctoTransformer(
-            token_dim=config.token_dim,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            mlp_dim=config.mlp_dim,
-            stem=config.stem,
-            repeat_task_tokens=config.repeat_task_tokens,
-            max_horizon=config.max_horizon,
-        )
+    @property
+    def dtype(self) -> Any:
+        """Of the trunk. float32 is float64 where JAX is told to use that (``jax_enable_x64``): tests do."""
+        return jnp.bfloat16 if self.settings.compute == "bfloat16" else jnp.result_type(float)
 
-    @cached_property
+    @property
+    def tokens(self) -> OctoTokens:
+        return OctoTokens(self.model, self.dtype)
+
+    @property
+    def blocks(self) -> BlockTransformer:
+        sizes = self.model.transformer
+        return BlockTransformer(sizes.num_layers, sizes.num_attention_heads, sizes.mlp_dim, self.dtype)
+
+    @property
     def head(self) -> DiffusionHead:
-        return DiffusionHead(self.width, self.config.head_dim, self.config.head_blocks, self.config.time_dim)
+        return DiffusionHead(self.head_spec, jnp.result_type(float))
+
+    @property
+    def first_tuned_block(self) -> int:
+        """Blocks below it, and the tokens, are the same for actor and reference. -1: nothing is."""
+        tune, num = self.settings.tune, self.model.transformer.num_layers
+        if isinstance(tune, LoraTuning):
+            return num - (tune.blocks or num)
+        return -1 if isinstance(tune, FullTuning) else num
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Every parameter, by name, without the frozen head."""
+        """Every parameter of trunk and head, by name; neither language table nor frozen head nor adapters."""
         return jax.eval_shape(self.flax_init, jax.random.key(0))
 
     def flax_init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Parameters drawn by flax's initialisers; ``initial.py`` draws the same distributions faster."""
-        config, spec = self.config, self.spec
-        frame = jnp.zeros((1, 1, spec.image_size, spec.image_size, 3), jnp.uint8)
-        language = jnp.zeros((1, config.language_tokens, config.language_dim))
-        proprio = jnp.zeros((1, 1, spec.state_dim)) if config.proprio else None
-        inputs = Inputs(dict.fromkeys(spec.cameras, frame), language, proprio)
-        head_inputs = jnp.zeros((1, config.token_dim)), jnp.zeros((1, self.width)), jnp.zeros((1,), jnp.int32)
-        trunk_key, head_key, word_key = jax.random.split(key, 3)
+        keys = jax.random.split(key, 3)
+        tokens, params = self.tokens.init_with_output(keys[0], self._model_inputs(self._example(), None))
+        mask = attention_mask(self.model, tokens.layout, None)
         tree: dict[str, Any] = {
-            TRUNK[:-1]: self.trunk.init(trunk_key, inputs)["params"],
-            HEAD[:-1]: self.head.init(head_key, *head_inputs)["params"],
+            TRUNK[:-1]: {**params["params"], "BlockTransformer_0": self.blocks.init(keys[1], tokens.x, mask)["params"]},
+            HEAD[:-1]: self.head.init(keys[2], *self._head_example(), method="init_all")["params"],
         }
-        words = jax.random.normal(word_key, (self.vocabulary_size, config.language_dim))
-        params: dict[str, Any] = flatten_dict(tree, sep="/")  # pyright: ignore[reportAssignmentType]
-        return params | {WORDS: words}
+        return flatten_dict(tree, sep="/")  # pyright: ignore[reportReturnType]
 
-    def encode(self, params: Params, inputs: Mapping[str, jax.Array], *, readout_only: bool = True) -> Trunk:
-        """The trunk, on a window of one frame. Leaves of ``inputs``: ``image/<camera>``, ``ids``, ``state``."""
-        images = {camera: inputs[f"image/{camera}"][:, None] for camera in self.spec.cameras}
-        language = params[WORDS][inputs["ids"]]
-        proprio = inputs["state"][:, None] if self.config.proprio else None
+    def encode(self, params: Params, inputs: Mapping[str, jax.Array]) -> Tokens:
+        """The token sequence of a window. Leaves of ``inputs``: ``image/<camera>``, ``ids``, ``state``, ``frame_ok``."""
         variables = {"params": _subtree(params, TRUNK)}
-        return self.trunk.apply(variables, Inputs(images, language, proprio), readout_only)  # pyright: ignore[reportReturnType]
+        return self.tokens.apply(variables, self._model_inputs(inputs, params[TABLE]))  # pyright: ignore
 
-    def readout(self, params: Params, inputs: Mapping[str, jax.Array]) -> Float[jax.Array, "B D"]:
-        """What the head is conditioned on: cached in the inputs, or from the trunk."""
+    def prepare(self, params: Params, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The inputs with everything computed that no trained parameter touches: once for actor, reference and epochs."""
+        first, kept = self.first_tuned_block, {k: v for k, v in inputs.items() if k in TRACE}
+        if first < 0 or "readout" in inputs:
+            return dict(inputs)
+        if first == self.model.transformer.num_layers:
+            return kept | {"readout": self.readout(params, inputs)}
+        tokens = self.encode(params, inputs)
+        hidden = self._run(params, tokens.x, tokens.key_ok, tokens.layout, (0, first), None)
+        key_ok = {} if tokens.key_ok is None else {"key_ok": tokens.key_ok}
+        return kept | {"hidden": hidden} | key_ok
+
+    def readout(self, params: Params, inputs: Mapping[str, jax.Array]) -> Float[jax.Array, "B n D"]:
+        """The tokens that the head reads, of the last frame: stored with the inputs, or from the trunk."""
         if "readout" in inputs:
             return inputs["readout"]
-        return self.encode(params, inputs).readout[:, -1].mean(-2)
+        whole = self.adapted(params)
+        if "hidden" in inputs:
+            tokens = Tokens(inputs["hidden"], inputs.get("key_ok"), self.layout)
+            return self._finish(whole, tokens, self.first_tuned_block)
+        return self._finish(whole, self.encode(whole, inputs), 0)
+
+    def condition(
+        self, params: Params, readout: Float[jax.Array, "B n D"], prefix: str = HEAD
+    ) -> Float[jax.Array, "B D"]:
+        """What a head is conditioned on: the mean of the readout tokens, or what its attention makes of them."""
+        return self._apply_head(params, prefix, readout, method="embed")
+
+    def adapted(self, params: Params) -> Params:
+        """The parameters with low-rank adapters, if there are any, added in."""
+        tune = self.settings.tune
+        return lora.merged(params, tune.alpha / tune.rank) if isinstance(tune, LoraTuning) else params
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the sequence that acting and learning see."""
+        found = []
+
+        def trace(params: Params, inputs: Mapping[str, jax.Array]) -> jax.Array:
+            found.append(self.encode(params, inputs).layout)
+            return inputs["state"]
+
+        table = {TABLE: jax.ShapeDtypeStruct((1, *self.body.language), jnp.float32)}
+        jax.eval_shape(trace, self.shapes() | table, self._example())
+        return found[0]
 
     def predict(
         self,
         params: Params,
-        readout: Float[jax.Array, "*#b D"],
+        condition: Float[jax.Array, "*#b D"],
         x: Float[jax.Array, "*b E"],
         step: Int[jax.Array, "*#b"],
         prefix: str = HEAD,
     ) -> Float[jax.Array, "*b E"]:
         """The noise in ``x``."""
-        return self.head.apply({"params": _subtree(params, prefix)}, readout, x, step)  # pyright: ignore[reportReturnType]
+        return self._apply_head(params, prefix, condition, x, step)
 
-    def act(
+    def sample(
         self,
         params: Params,
-        inputs: Mapping[str, jax.Array],
+        readout: Float[jax.Array, "N n D"],
         seeds: UInt32[jax.Array, " N"],
         noise_scale: Float[jax.Array, ""],
     ) -> dict[str, jax.Array]:
-        """Denoise from N(0, 1): the final ``action`` [N, E], ``logp`` [N, S] of the whole chunk, and the trace."""
-        readout = self.readout(params, inputs)
-        steps = np.arange(self.config.diffusion_steps - 1, -1, -1)
-        rows = jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), (len(steps) + 1, self.width)))(seeds)
-        x, noise = rows[:, 0], noise_scale * jnp.moveaxis(rows[:, 1:], 1, 0)
+        """Denoise from N(0, 1): the final ``action`` [N, E], ``logp`` [N, S] of the whole chain, and the trace."""
+        steps = np.arange(self.head_spec.diffusion_steps - 1, -1, -1)
+        x, noise = self._noise(seeds)
         first, last = steps > self.tuned[0], steps < self.tuned[-1]
 
         def run(x: jax.Array, part: Bool[np.ndarray, " K"], prefix: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-            def predict(x: jax.Array, step: jax.Array) -> jax.Array:
-                return self.predict(params, readout, x, step, prefix)
+            condition = self.condition(params, readout, prefix)
 
-            stds = jnp.asarray(self.stds[steps[part]])
-            limit = self.config.max_action
-            return diffusion.denoise(predict, self.schedule, x, noise[part], steps[part], stds, limit)
+            def predict(x: jax.Array, step: jax.Array) -> jax.Array:
+                return self.predict(params, condition, x, step, prefix)
+
+            stds, limit = noise_scale * jnp.asarray(self.stds[steps[part]]), self.head_spec.max_action
+            return diffusion.denoise(predict, self.schedule, x, noise[part], steps[part], stds, limit, self.live)
 
         start = run(x, first, REFERENCE + HEAD)[0] if first.any() else x
         x, samples, means = run(start, ~(first | last), HEAD)
         action = run(x, last, REFERENCE + HEAD)[0] if last.any() else x
         density = diffusion.log_density(samples, means, jnp.asarray(self.tuned_stds)[:, None, None])
-        logp = diffusion.reduce_dims(density, jnp.ones((1, 1, 1), bool), self.config.logp_reduction)
-        chain = jnp.swapaxes(samples, 0, 1)
-        return {"action": action, "logp": logp.T, "readout": readout, "start": start, "chain": chain}
+        executed = jnp.full(len(seeds), self.body.chunk)
+        logp = diffusion.reduce_dims(density, self._scored(executed)[None], self.settings.logp_reduction)
+        return {"action": action, "logp": logp.T, "start": start, "chain": jnp.swapaxes(samples, 0, 1)}
+
+    def sample_ddim(
+        self, params: Params, readout: Float[jax.Array, "N n D"], seeds: UInt32[jax.Array, " N"]
+    ) -> Float[jax.Array, "N E"]:
+        """The action by few deterministic steps of the trained head (https://arxiv.org/abs/2010.02502)."""
+        assert self.settings.ddim_steps is not None
+        condition = self.condition(params, readout)
+
+        def predict(x: jax.Array, step: jax.Array) -> jax.Array:
+            return self.predict(params, condition, x, step)
+
+        steps = diffusion.ddim_steps(self.head_spec.diffusion_steps, self.settings.ddim_steps)
+        x, _ = self._noise(seeds)
+        return diffusion.ddim(predict, self.schedule, x, steps, self.head_spec.max_action, self.live)
 
     def means(self, params: Params, inputs: Mapping[str, jax.Array]) -> Float[jax.Array, "B S E"]:
         """Means of all trained steps of stored chains, in one call of the head."""
-        limit = self.config.max_action
-        before = jnp.clip(inputs["chain"][:, :-1], -limit, limit)
+        before = diffusion.next_state(inputs["chain"][:, :-1], self.live, self.head_spec.max_action)
         states = jnp.concatenate([inputs["start"][:, None], before], axis=1)
         step = jnp.asarray(self.tuned)[None]
-        noise = self.predict(params, self.readout(params, inputs)[:, None], states, step)
+        condition = self.condition(params, self.readout(params, inputs))
+        noise = self.predict(params, condition[:, None], states, step)
         return self.schedule.mean(states, noise, step)
 
     def score(
@@ -174,12 +273,10 @@ class OctoNetwork:
     ) -> tuple[Float[jax.Array, "B S"], Float[jax.Array, "B S"] | None]:
         """Log-probability of stored chains, and the divergence from the policy that made ``reference_means``.
 
-        Nats, over the dims of the env steps that were executed: a mean or a sum, as the config says.
+        Nats, over the dims of the env steps that were executed: a mean or a sum, as the settings say.
         """
         means, stds = self.means(params, inputs), jnp.asarray(self.tuned_stds)[None, :, None]
-        executed = jnp.arange(self.spec.chunk)[None] < inputs["executed"][:, None]
-        mask = jnp.repeat(executed, self.spec.action_dim, axis=1)[:, None]
-        how = self.config.logp_reduction
+        mask, how = self._scored(inputs["executed"])[:, None], self.settings.logp_reduction
         logp = diffusion.reduce_dims(diffusion.log_density(inputs["chain"], means, stds), mask, how)
         if reference_means is None:
             return logp, None
@@ -194,25 +291,94 @@ class OctoNetwork:
         key: jax.Array,
         samples: int,
     ) -> Float[jax.Array, ""]:
-        """Upstream's masked error of the predicted noise, with several draws of (step, noise) per trunk pass."""
-        batch, _, action_dim = action.shape
-        clean = jnp.clip(action.reshape(1, batch, -1), -self.config.max_action, self.config.max_action)
+        """Upstream's masked error of the predicted noise, with several draws of (step, noise) per trunk pass.
+
+        Upstream averages over all positions of the window; here it is the last one, the only one that acts.
+        """
+        head, (batch, horizon, dims) = self.head_spec, action.shape
+        room = ((0, 0), (0, head.action_horizon - horizon), (0, head.action_dim - dims))
+        action, mask = jnp.pad(action, room), jnp.pad(mask, room)
+        clean = jnp.clip(action.reshape(1, batch, -1), -head.max_action, head.max_action)
         step_key, noise_key = jax.random.split(key)
-        step = jax.random.randint(step_key, (samples, batch), 0, self.config.diffusion_steps)
+        step = jax.random.randint(step_key, (samples, batch), 0, head.diffusion_steps)
         noise = jax.random.normal(noise_key, (samples, batch, self.width))
         corrupted = self.schedule.corrupt(jnp.broadcast_to(clean, noise.shape), step, noise)
-        predicted = self.predict(params, self.readout(params, inputs)[None], corrupted, step)
-        return diffusion.masked_mse(predicted, noise, mask.reshape(1, batch, -1)) * action_dim
+        condition = self.condition(params, self.readout(params, inputs))
+        predicted = self.predict(params, condition[None], corrupted, step)
+        return diffusion.masked_mse(predicted, noise, mask.reshape(1, batch, -1)) * head.action_dim
 
     def features(
         self, params: Params, inputs: Mapping[str, jax.Array], projection: Float[jax.Array, "F K"]
     ) -> Float[jax.Array, "N D"]:
         """Readout, mean image token of each camera, and every image token through a fixed random projection."""
-        trunk = self.encode(params, inputs)
-        images = [trunk.tokens[f"obs_{camera}"][:, -1] for camera in self.spec.cameras]
-        compact = [(tokens @ projection).reshape(len(tokens), -1) for tokens in images]
-        parts = [trunk.readout[:, -1].mean(-2), *(tokens.mean(1) for tokens in images), *compact]
-        return jnp.concatenate(parts, axis=-1)
+        whole = self.adapted(params)
+        tokens = self.encode(whole, inputs)
+        pictures = {f"obs_{name}" for name, spec in self.model.observation_tokenizers if isinstance(spec, ImageSpec)}
+        names = [span.name for span in tokens.layout.step if span.name in pictures]
+        images = [tokens.group(name)[:, -1].astype(jnp.float32) for name in names]
+        compact = [(group @ projection).reshape(len(group), -1) for group in images]
+        readout = self._finish(whole, tokens, 0).mean(1)
+        return jnp.concatenate([readout, *(group.mean(1) for group in images), *compact], axis=-1)
+
+    def _finish(self, params: Params, tokens: Tokens, first: int) -> Float[jax.Array, "B n D"]:
+        """The readout of the last frame, through the blocks from ``first`` on; float32."""
+        rows = tokens.layout.positions(self.head_spec.readout_key)[-1]
+        blocks = first, self.model.transformer.num_layers
+        return self._run(params, tokens.x, tokens.key_ok, tokens.layout, blocks, rows).astype(jnp.result_type(float))
+
+    def _run(
+        self,
+        params: Params,
+        x: Float[jax.Array, "B L D"],
+        key_ok: Bool[jax.Array, "B L"] | None,
+        layout: Layout,
+        blocks: tuple[int, int],
+        rows: Int[np.ndarray, " R"] | None,
+    ) -> Float[jax.Array, "B R D"]:
+        variables = {"params": _subtree(params, BLOCKS)}
+        mask = attention_mask(self.model, layout, key_ok)
+        where = None if rows is None else rows.tolist()
+        return self.blocks.apply(variables, x, mask, where, blocks)  # pyright: ignore[reportReturnType]
+
+    def _apply_head(self, params: Params, prefix: str, *args: Any, method: str | None = None) -> Any:
+        return self.head.apply({"params": _subtree(params, prefix)}, *args, method=method)
+
+    def _model_inputs(self, inputs: Mapping[str, jax.Array], table: jax.Array | None) -> Inputs:
+        """Upstream's keys and sizes; a missing window axis is added."""
+        observation = {}
+        for key, camera, pixels in self.body.cameras:
+            frames = inputs[f"image/{camera}"]
+            frames = frames if frames.ndim == 5 else frames[:, None]
+            observation[key] = resize_frames(frames, (pixels, pixels))
+        state = inputs["state"]
+        observation[PROPRIO] = state if state.ndim == 3 else state[:, None]
+        language = jnp.zeros((len(state), *self.body.language)) if table is None else table[inputs["ids"]]
+        return Inputs(observation, {LANGUAGE: language}, frame_ok=inputs.get("frame_ok"))
+
+    def _noise(self, seeds: UInt32[jax.Array, " N"]) -> tuple[Float[jax.Array, "N E"], Float[jax.Array, "K N E"]]:
+        """Start and noise of every step: one stream a row, from its seed alone."""
+        shape = (self.head_spec.diffusion_steps + 1, self.width)
+        rows = jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), shape))(seeds)
+        return rows[:, 0], jnp.moveaxis(rows[:, 1:], 1, 0)
+
+    def _scored(self, executed: Int[jax.Array, " B"]) -> Bool[jax.Array, "B E"]:
+        """The numbers that reached the simulator: executed env steps, dims that the env has."""
+        steps = jnp.arange(self.head_spec.action_horizon)[None] < executed[:, None]
+        return jnp.repeat(steps, self.head_spec.action_dim, axis=1) & jnp.asarray(self.live)
+
+    def _example(self) -> dict[str, jax.Array]:
+        """One row of zeros, shaped like what acting sees."""
+        window = self.settings.window
+        images = {f"image/{c}": jnp.zeros((1, window, s, s, 3), jnp.uint8) for _, c, s in self.body.cameras}
+        frames = {"frame_ok": jnp.ones((1, window), bool)} if window > 1 else {}
+        return images | frames | {"state": jnp.zeros((1, window, self.body.state_dim)), "ids": jnp.zeros(1, jnp.int32)}
+
+    def _head_example(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        width, num = self.model.token_embedding_size, dict(self.model.readouts)["action"]
+        return jnp.zeros((1, num, width)), jnp.zeros((1, self.width)), jnp.zeros(1, jnp.int32)
+
+
+TRACE = ("start", "chain", "executed")  # what scoring reads besides the trunk's inputs
 
 
 def with_reference(params: Params) -> dict[str, jax.Array]:

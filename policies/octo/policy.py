@@ -1,6 +1,6 @@
 """Octo as a policy: the host's edge of ``network.py``. Knows the environment's spec, nothing of rewards or optimisers.
 
-Axes: see types.py; E = H * A, D token width.
+``construct.py`` makes them. Axes: see types.py; T window, E numbers that the head predicts, n readout tokens, D width.
 """
 
 import copy
@@ -12,72 +12,64 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
-from vla_rlaif.config import OctoConfig
-from vla_rlaif.policies.octo.initial import initial_params
-from vla_rlaif.policies.octo.language import Vocabulary
-from vla_rlaif.policies.octo.network import HEAD, REFERENCE, WORDS, OctoNetwork, Params, with_reference
+from vla_rlaif.config import HeadTuning, LoraTuning
+from vla_rlaif.policies.octo.language import Language
+from vla_rlaif.policies.octo.lora import PREFIX as LORA
+from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE, OctoNetwork, Params, with_reference
 from vla_rlaif.policies.octo.statistics import Statistics
-from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 FEATURE_BATCH = 64  # rows per call when computing features; the last call is padded
 FEATURE_WIDTH = 16  # of a projected image token
-RL_ONLY = ("tuned_steps", "std_floor", "tune", "logp_reduction")  # may differ from the checkpoint's
+SATURATION = 0.98  # of max_action: a coordinate beyond it counts as clipped
 
 # Compiled once for each network and batch size, whatever the number of policies.
-_act = jax.jit(OctoNetwork.act, static_argnums=0)
+_readout = jax.jit(OctoNetwork.readout, static_argnums=0)
+_sample = jax.jit(OctoNetwork.sample, static_argnums=0)
+_sample_ddim = jax.jit(OctoNetwork.sample_ddim, static_argnums=0)
 _features = jax.jit(OctoNetwork.features, static_argnums=0)
 
 
 class OctoPolicy:
     """Acts, and scores its own actions again under other parameters.
 
-    ``params`` holds a frozen copy of the head (``reference/...``) for the denoising steps that are not trained; take it
-    with ``freeze_reference`` once the start weights are in.
+    ``params`` holds trunk, head and language table, a frozen copy of the head (``reference/...``) for the denoising
+    steps that are not trained (take it with ``freeze_reference`` once the start weights are in), low-rank adapters
+    (``lora/...``) if they are tuned, and what the folder it came from has beyond the network.
     """
 
-    def __init__(self, config: OctoConfig, spec: EnvSpec, *, seed: int = 0):
-        self._build(config, spec, Vocabulary.of(spec.instructions, config.language_tokens))
-        self._statistics = Statistics.identity(spec.action_dim, spec.state_dim)
-        initial = initial_params(self.network.shapes(), seed)
-        self._params = with_reference(jax.device_put(initial))
-
-    def _build(self, config: OctoConfig, spec: EnvSpec, vocabulary: Vocabulary) -> None:
-        self.config, self.spec, self.vocabulary = config, spec, vocabulary
-        self.network = OctoNetwork(config, spec, vocabulary.size)
-        self._version = 0
-        self._params: dict[str, jax.Array] = {}
+    def __init__(
+        self,
+        network: OctoNetwork,
+        spec: EnvSpec,
+        *,
+        language: Language,
+        statistics: Statistics,
+        params: Weights,
+        origin: Mapping[str, Any],
+    ):
+        """``origin`` is JSON that is stored with the policy: where it came from, the config that made it."""
+        self.network, self.spec, self.language, self.origin = network, spec, language, origin
+        self._statistics, self._version = statistics, 0
+        self._clipped = np.zeros(2, np.int64)  # coordinates at the bound, coordinates in all
+        self._params: dict[str, jax.Array] = jax.device_put(dict(params))
+        if not any(name.startswith(REFERENCE) for name in params):
+            self.freeze_reference()
+        width = network.model.token_embedding_size
         key = jax.random.key(0)  # part of the definition of the features, not of a run
-        scale = config.token_dim**-0.5
-        self._projection = scale * jax.random.normal(key, (config.token_dim, FEATURE_WIDTH))
-
-    @classmethod
-    def from_parts(cls, config: OctoConfig, metadata: Mapping[str, Any], weights: Weights) -> "OctoPolicy":
-        """Rebuild a stored policy. ``config`` may choose other reinforcement-learning settings, not other sizes."""
-        for name, value in config.model_dump(mode="json").items():
-            if name not in RL_ONLY and metadata["config"][name] != value:
-                raise ValueError(f"{name} is {value}, but the stored policy has {metadata['config'][name]}.")
-        spec = spec_from_json(metadata["spec"])
-        policy = cls.__new__(cls)
-        policy._build(config, spec, Vocabulary(metadata["vocabulary"], config.language_tokens))
-        policy._statistics = Statistics.from_lists(metadata["statistics"])
-        shapes = policy.network.shapes()
-        missing = sorted(shapes.keys() - weights.keys())
-        if missing:
-            raise ValueError(f"The weights lack {len(missing)} parameters, the first is {missing[0]!r}.")
-        empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        policy._params = with_reference(jax.device_put(empty))
-        policy.load(weights, 0)
-        if not any(name.startswith(REFERENCE) for name in weights):
-            policy.freeze_reference()
-        return policy
+        self._projection = width**-0.5 * jax.random.normal(key, (width, FEATURE_WIDTH))
+        self._own = frozenset(network.shapes())
 
     @property
     def version(self) -> int:
         return self._version
 
     @property
-    def params(self) -> Mapping[str, jax.Array]:
+    def window(self) -> int:
+        return self.network.settings.window
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
         return self._params
 
     @property
@@ -91,25 +83,23 @@ class OctoPolicy:
         return other
 
     def metadata(self) -> dict[str, Any]:
-        """All that ``from_parts`` needs besides the weights; JSON."""
-        return {
-            "config": self.config.model_dump(mode="json"),
-            "spec": spec_to_json(self.spec),
-            "vocabulary": list(self.vocabulary.words),
-            "statistics": self._statistics.to_lists(),
-        }
+        """All that ``construct.from_parts`` needs besides the weights; JSON."""
+        return {**self.origin, "language": self.language.to_json(), "statistics": self._statistics.to_lists()}
 
     @property
     def trainable(self) -> frozenset[str]:
         """What reinforcement learning changes."""
-        if self.config.tune == "head":
-            return frozenset(name for name in self._params if name.startswith(HEAD))
-        return self.imitable - {WORDS}
+        head = frozenset(name for name in self._own if name.startswith(HEAD))
+        if isinstance(self.network.settings.tune, HeadTuning):
+            return head
+        if isinstance(self.network.settings.tune, LoraTuning):
+            return head | {name for name in self._params if name.startswith(LORA)}
+        return self._own
 
     @property
     def imitable(self) -> frozenset[str]:
-        """What imitation changes: everything but the frozen head."""
-        return frozenset(name for name in self._params if not name.startswith(REFERENCE))
+        """What imitation changes: the whole network, and words that it learns."""
+        return self._own | {TABLE} if self.language.learned else self._own
 
     def load(self, weights: Weights, version: int) -> None:
         """Take new values by name; parameters that are not named keep theirs. The arrays are copied."""
@@ -126,22 +116,33 @@ class OctoPolicy:
         self._params = with_reference(self._params)
 
     def act(self, obs: Observation, seeds: UInt32[np.ndarray, " N"], *, noise_scale: float = 1.0) -> Decision:
-        """Choose a chunk. ``noise_scale`` multiplies the noise of the steps; the start is always the seed's."""
-        inputs = self.imitation_inputs(obs)
-        out = _act(self.network, self._params, inputs, jnp.asarray(seeds), jnp.float32(noise_scale))
+        """Choose a chunk. ``noise_scale`` multiplies the noise of the steps; the start is always the seed's.
+
+        With 0 and ``ddim_steps`` the chunk comes from the deterministic few-step sampler: it has no density, so its
+        log-probabilities are NaN and its trace is empty.
+        """
+        readout = self._shared_readout(self.imitation_inputs(obs))
+        if noise_scale == 0 and self.network.settings.ddim_steps is not None:
+            action = np.asarray(_sample_ddim(self.network, self._params, readout, jnp.asarray(seeds)))
+            none = np.full((len(seeds), len(self.network.tuned)), np.nan, np.float32)
+            return Decision(action=self._executable(action), logp=none, trace={})
+        out = _sample(self.network, self._params, readout, jnp.asarray(seeds), jnp.float32(noise_scale))
         host = {name: np.asarray(value) for name, value in out.items()}
-        action = host["action"].reshape(-1, self.spec.chunk, self.spec.action_dim)
-        trace = {name: host[name] for name in ("readout", "start", "chain")}
-        return Decision(action=self._statistics.unnormalise_action(action), logp=host["logp"], trace=trace)
+        trace = {"start": host["start"], "chain": host["chain"], "readout": np.asarray(readout)}
+        return Decision(action=self._executable(host["action"]), logp=host["logp"], trace=trace)
 
     def inputs(
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
     ) -> dict[str, np.ndarray]:
         """What ``means`` and ``score`` read, leaves "B ...". Without images if only the head is trained."""
         stored = {"start": trace["start"], "chain": trace["chain"], "executed": executed}
-        if self.config.tune == "head":
+        if isinstance(self.network.settings.tune, HeadTuning):
             return stored | {"readout": trace["readout"]}
         return stored | self.imitation_inputs(obs)
+
+    def prepare(self, params: Params, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The inputs after everything that no trained parameter touches. Pure."""
+        return self.network.prepare(params, _on_device(inputs))
 
     def means(self, params: Params, inputs: Mapping[str, jax.Array | np.ndarray]) -> Float[jax.Array, "B S E"]:
         """Means of the trained denoising steps. Pure."""
@@ -157,10 +158,11 @@ class OctoPolicy:
         return self.network.score(params, _on_device(inputs), reference_means)
 
     def imitation_inputs(self, obs: Observation) -> dict[str, np.ndarray]:
-        """What the trunk reads, leaves "B ..."."""
-        images = {f"image/{camera}": obs.images[camera] for camera in self.spec.cameras}
+        """What the trunk reads, leaves "B ..." or, with a window, "B T ..."."""
+        images = {f"image/{camera}": obs.images[camera] for _, camera, _ in self.network.body.cameras}
         state = self._statistics.normalise_state(obs.state)
-        return images | {"ids": self.vocabulary.encode(obs.instruction), "state": state}
+        frames = {} if obs.frame_ok is None else {"frame_ok": obs.frame_ok}
+        return images | frames | {"ids": self.language.encode(obs.instruction), "state": state}
 
     def imitation_loss(
         self,
@@ -186,6 +188,43 @@ class OctoPolicy:
             padded = {name: np.resize(value, (FEATURE_BATCH, *value.shape[1:])) for name, value in rows.items()}
             parts.append(np.asarray(_features(self.network, self._params, padded, self._projection))[:num])
         return np.concatenate([np.concatenate(parts), inputs["state"]], axis=1)
+
+    def _shared_readout(self, inputs: Mapping[str, np.ndarray]) -> jax.Array:
+        """One trunk pass for rows that see the same: the members of a group do, before their first action."""
+        small = {name: value for name, value in inputs.items() if not name.startswith("image/")}
+        num = len(inputs["state"])
+        if len(distinct_rows(small)[0]) > num // 2:  # spares comparing the images
+            return _readout(self.network, self._params, inputs)
+        rows, inverse = distinct_rows(inputs)
+        if len(rows) > num // 2:
+            return _readout(self.network, self._params, inputs)
+        size = 1 << (len(rows) - 1).bit_length()  # few static shapes, whatever the number of groups
+        rows = np.resize(rows, size)
+        return _readout(self.network, self._params, {k: v[rows] for k, v in inputs.items()})[inverse]
+
+    def _executable(self, action: Float[np.ndarray, "N E"]) -> Float[np.ndarray, "N H A"]:
+        """The steps that are executed, in env units."""
+        head, body = self.network.head_spec, self.network.body
+        chunk = action.reshape(len(action), head.action_horizon, head.action_dim)[:, : body.chunk, : body.action_dim]
+        self._clipped += (np.abs(chunk) >= SATURATION * head.max_action).sum(), chunk.size
+        return self._statistics.unnormalise_action(chunk)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Since the last call: the share of acted coordinates at the bound of the denoising states. A head that was
+        fine-tuned badly is stuck there (octo-models/octo issues 43 and 105)."""
+        clipped, total = self._clipped
+        self._clipped = np.zeros(2, np.int64)
+        return {"policy/saturated_share": float(clipped / total) if total else float("nan")}
+
+
+def distinct_rows(inputs: Mapping[str, np.ndarray]) -> tuple[Int[np.ndarray, " U"], Int[np.ndarray, " N"]]:
+    """(first row of each distinct one, which of those each row equals): compared byte by byte over all inputs."""
+    num = len(inputs["state"])
+    flat = [np.ascontiguousarray(value).reshape(num, -1).view(np.uint8) for value in inputs.values()]
+    seen: dict[bytes, int] = {}
+    inverse = np.array([seen.setdefault(b"".join(v[i].tobytes() for v in flat), len(seen)) for i in range(num)])
+    _, rows = np.unique(inverse, return_index=True)
+    return rows, inverse
 
 
 def _on_device(inputs: Mapping[str, jax.Array | np.ndarray]) -> dict[str, jax.Array]:

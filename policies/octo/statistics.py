@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.policies.octo.action_stats import ActionStatistics
+
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
@@ -48,13 +50,19 @@ class Statistics:
         )
 
     @classmethod
+    def from_official(cls, action: ActionStatistics, state: ActionStatistics) -> "Statistics":
+        """Both kinds of normalisation as one shift and scale; dims that a mask leaves out are raw."""
+        (action_mean, action_std), (state_mean, state_std) = action.shift_and_scale(), state.shift_and_scale()
+        return cls(action_mean=action_mean, action_std=action_std, state_mean=state_mean, state_std=state_std)
+
+    @classmethod
     def from_lists(cls, lists: dict[str, list[float]]) -> "Statistics":
         return cls(**{name: np.asarray(values, np.float32) for name, values in lists.items()})
 
     def to_lists(self) -> dict[str, list[float]]:
         return {name: values.tolist() for name, values in vars(self).items()}
 
-    def normalise_state(self, state: Float[np.ndarray, "N P"]) -> Float[np.ndarray, "N P"]:
+    def normalise_state(self, state: Float[np.ndarray, "*b P"]) -> Float[np.ndarray, "*b P"]:
         return ((state - self.state_mean) / self.state_std).astype(np.float32)
 
     def normalise_action(self, action: Float[jax.Array, "*b A"]) -> Float[jax.Array, "*b A"]:

@@ -5,11 +5,14 @@ Axes: B batch, L language tokens, D model width.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Float, Int
 
 RMS_EPS = 1e-6
@@ -189,3 +192,39 @@ class T5Encoder(nn.Module):
         x = Embedding(self.vocabulary, self.width, name="shared")(ids)
         key_bias = jnp.where(mask[:, None, None, :] > 0, 0.0, jnp.finfo(jnp.float32).min)
         return Stack((self.num_heads, self.head_dim, self.hidden), self.num_layers, name="encoder")(x, key_bias)
+
+
+def encoder_of(params: Mapping[str, np.ndarray]) -> T5Encoder:
+    """The encoder with these parameters (flat names, from ``shared/embedding`` on), by their shapes.
+
+    Raises:
+        ValueError: they are no T5 v1.0 encoder's; the message names the first that is missing, unknown or misshaped.
+    """
+    layer = "encoder/block/0/layer"
+    names = (
+        "shared/embedding",
+        f"{layer}/0/SelfAttention/q/kernel",
+        f"{layer}/0/SelfAttention/relative_attention_bias/embedding",
+        f"{layer}/1/DenseReluDense/wi/kernel",
+    )
+    if not all(name in params and params[name].ndim == 2 for name in names):
+        raise ValueError(
+            f"not a T5 v1.0 encoder: wanted the matrices {', '.join(names)} (v1.1 and Flan-T5 have wi_0 and wi_1)."
+        )
+    table, query, bias, wide = (params[name].shape for name in names)
+    encoder = T5Encoder(
+        vocabulary=table[0],
+        width=table[1],
+        head_dim=query[1] // bias[1],
+        num_heads=bias[1],
+        hidden=wide[1],
+        num_layers=len({name.split("/")[2] for name in params if name.startswith("encoder/block/")}),
+    )
+    ids = jax.ShapeDtypeStruct((1, 1), np.int32)
+    tree: Any = jax.eval_shape(encoder.init, jax.random.key(0), ids, ids)["params"]
+    shapes: dict[str, Any] = flatten_dict(tree, sep="/")
+    for name in sorted(shapes.keys() | params.keys()):
+        want, got = shapes[name].shape if name in shapes else None, params[name].shape if name in params else None
+        if want != got:
+            raise ValueError(f"not a T5 v1.0 encoder: {name} has shape {got or 'none'}, wanted {want or 'none'}.")
+    return encoder

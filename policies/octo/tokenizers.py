@@ -1,102 +1,155 @@
-"""Image stem and token groups that need no attention: pixels and proprioception to tokens.
+"""Observations to groups of tokens, by spec: what is stacked, what encodes it. Parameter names are upstream's.
 
-Source: octo-models/octo, SmallStem16 and LowdimObsTokenizer; parameter names are upstream's.
-Axes: B batch, T window, n tokens, C channels. Images are NHWC.
+Source: octo-models/octo, ImageTokenizer, TokenLearner and LowdimObsTokenizer.
+Axes: B batch, T window, n tokens, C channels, P numbers of a low-dimensional input, F features. Images are NHWC.
 """
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Num
 
-STD_EPS = 1e-5  # added to the std, not to the variance
+from vla_rlaif.policies.octo.bins import bin_index, thresholds
+from vla_rlaif.policies.octo.map_head import MAPHead
+from vla_rlaif.policies.octo.spec import ImageSpec, LowdimSpec
+from vla_rlaif.policies.octo.stems import encoder_module, encoder_name
+
 NORM_EPS = 1e-6
 
 
-def standardised(kernel: Float[jax.Array, "*window C F"]) -> Float[jax.Array, "*window C F"]:
-    """Weight standardisation over everything but the output features, with the population std."""
-    axes = tuple(range(kernel.ndim - 1))
-    centred = kernel - kernel.mean(axes)
-    return centred / (centred.std(axes) + STD_EPS)
+class TokenLearner(nn.Module):
+    """Any number of tokens to ``num_tokens``, by attention pooling."""
 
-
-class StdConv(nn.Module):
-    """3x3 convolution with stride 2 and padding 1 whose kernel is standardised before use."""
-
-    features: int
+    num_tokens: int
+    dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[jax.Array, "B h w C"]) -> Float[jax.Array, "B h2 w2 F"]:
-        shape = (3, 3, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return bias + jax.lax.conv_general_dilated(
-            x, standardised(kernel), (2, 2), [(1, 1), (1, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+    def __call__(self, tokens: Float[jax.Array, "*b n F"]) -> Float[jax.Array, "*b k F"]:
+        table = self.param("pos_embed", nn.initializers.normal(0.02), tokens.shape[-2:])
+        x = nn.LayerNorm(epsilon=NORM_EPS, dtype=self.dtype, name="LayerNorm_0")(tokens + table)
+        return MAPHead(self.num_tokens, dtype=self.dtype, name="MAPHead_0")(x)
+
+
+class ImageTokenizer(nn.Module):
+    """Encodes a stack of images frame by frame; the tokens are the patches, row by row."""
+
+    spec: ImageSpec
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, frames: Num[jax.Array, "B T h w C"], film: Float[jax.Array, "B #T d"] | None = None
+    ) -> Float[jax.Array, "B T n F"]:
+        """Takes what ``stack_frames`` and ``film_condition`` give; the conditioning may be one for the whole window."""
+        batch, window = frames.shape[:2]
+        if film is not None:
+            film = jnp.broadcast_to(film, (batch, window, film.shape[-1])).reshape(batch * window, -1)
+        name = encoder_name(self.spec.encoder)
+        encoder = encoder_module(self.spec.encoder, self.dtype, name=name or None)
+        if not name:
+            nn.share_scope(self, encoder)
+        patches = encoder(frames.reshape(-1, *frames.shape[2:]), film)
+        tokens = patches.reshape(batch, window, -1, patches.shape[-1])
+        if self.spec.use_token_learner:
+            tokens = TokenLearner(self.spec.num_tokens, self.dtype, name="TokenLearner_0")(tokens)
+        return tokens
+
+
+class LowdimTokenizer(nn.Module):
+    """One token for each number: its value, or its bin as a one-hot vector. No parameters."""
+
+    spec: LowdimSpec
+    dtype: Any = jnp.float32
+
+    def __call__(self, values: Float[jax.Array, "B T P"]) -> Float[jax.Array, "B T P F"]:
+        """Takes what ``stack_lowdim`` gives."""
+        spec = self.spec
+        if not spec.discretize:
+            return values[..., None].astype(self.dtype)
+        edges = thresholds(spec.bin_type, spec.n_bins, spec.low, spec.high)
+        index = bin_index(values, edges, spec.bin_type, spec.low, spec.high)
+        return jax.nn.one_hot(index, spec.n_bins, dtype=self.dtype)
+
+
+def matching(patterns: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """Keys that a pattern matches from the start (``re.match``), sorted."""
+    return sorted(key for key in keys if any(re.match(pattern, key) for pattern in patterns))
+
+
+def stack_frames(
+    spec: ImageSpec,
+    observation: Mapping[str, Num[jax.Array, "B T ..."]],
+    goals: Mapping[str, Num[jax.Array, "B ..."]],
+) -> Num[jax.Array, "B T h w C"] | None:
+    """The matching images of each frame side by side on channels, the matching goal images behind them.
+
+    A goal that is missing for an image of the observation is black (zero before normalisation), as upstream. None if
+    no image of the observation matches. Both mappings may hold other things under other keys.
+
+    Raises:
+        ValueError: goals are stacked, but neither an observation nor a goal matches; or a match is no image.
+    """
+    keys = matching(spec.obs_stack_keys, observation)
+    if not keys:
+        return None
+    stack = [_image(key, observation[key], "B T h w C") for key in keys]
+    if spec.task_stack_keys:
+        missing = [key for key in matching(spec.task_stack_keys, observation) if key not in goals]
+        goals = {**goals, **{key: jnp.zeros_like(observation[key][:, 0]) for key in missing}}
+        wanted = matching(spec.task_stack_keys, goals)
+        if not wanted:
+            raise ValueError(
+                f"task_stack_keys {list(spec.task_stack_keys)} match no image: the observation has "
+                f"{', '.join(sorted(observation))}, the task has {', '.join(sorted(goals)) or 'none'}."
+            )
+        window = stack[0].shape[1]
+        for key in wanted:
+            goal = _image(key, goals[key], "B h w C")
+            stack.append(jnp.broadcast_to(goal[:, None], (len(goal), window, *goal.shape[1:])))
+    return jnp.concatenate(stack, axis=-1)
+
+
+def _image(key: str, value: jax.Array, axes: str) -> jax.Array:
+    if value.ndim != len(axes.split()):
+        raise ValueError(
+            f"{key} has shape {value.shape}, wanted an image [{axes}]: change the pattern that matches it."
         )
+    return value
 
 
-class GroupNorm(nn.Module):
-    """Group normalisation; the variance is E[x^2] - E[x]^2, as in flax."""
+def film_condition(spec: ImageSpec, task: Mapping[str, Num[jax.Array, "B ..."]]) -> Float[jax.Array, "B d"] | None:
+    """The task's values under ``task_film_keys`` (names, not patterns), side by side; None without keys.
 
-    groups: int
-
-    @nn.compact
-    def __call__(self, x: Float[jax.Array, "B h w C"]) -> Float[jax.Array, "B h w C"]:
-        num, channels = x.shape[0], x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (channels,))
-        bias = self.param("bias", nn.initializers.zeros, (channels,))
-
-        def grouped(v: jax.Array) -> jax.Array:
-            means = v.mean((1, 2)).reshape(num, self.groups, -1).mean(-1)
-            return jnp.repeat(means, channels // self.groups, axis=-1)[:, None, None]
-
-        mean = grouped(x)
-        variance = jnp.maximum(grouped(x * x) - mean * mean, 0.0)
-        return (x - mean) * (jax.lax.rsqrt(variance + NORM_EPS) * scale) + bias
+    Raises:
+        ValueError: the task lacks one.
+    """
+    if not spec.task_film_keys:
+        return None
+    missing = [key for key in spec.task_film_keys if key not in task]
+    if missing:
+        raise ValueError(f"task_film_keys wants {missing[0]!r} in the task, which has {', '.join(sorted(task))}.")
+    joined = jnp.concatenate([task[key] for key in spec.task_film_keys], axis=-1)
+    return joined.reshape(len(joined), -1).astype(jnp.float32)
 
 
-class SmallStem16(nn.Module):
-    """Four strided convolutions and a patch embedding: one token for every ``patch_size`` square of pixels."""
+def stack_lowdim(
+    spec: LowdimSpec, observation: Mapping[str, Num[jax.Array, "B T ..."]]
+) -> Float[jax.Array, "B T P"] | None:
+    """The matching values side by side: pattern by pattern, sorted within each. None if nothing matches.
 
-    features: tuple[int, ...]
-    groups: int
-    embedding: int
-    patch_size: int = 16
-
-    @nn.compact
-    def __call__(self, pixels: Num[jax.Array, "B h w C"]) -> Float[jax.Array, "B h2 w2 F"]:
-        x = pixels.astype(jnp.float32) / 127.5 - 1.0
-        for i, features in enumerate(self.features):
-            x = StdConv(features, name=f"StdConv_{i}")(x)
-            x = nn.relu(GroupNorm(self.groups, name=f"GroupNorm_{i}")(x))
-        size = (self.patch_size // 16, self.patch_size // 16)
-        return PatchEmbedding(self.embedding, size, name="embedding")(x)
-
-
-class PatchEmbedding(nn.Module):
-    """A convolution whose stride equals its kernel, as one matrix product."""
-
-    features: int
-    size: tuple[int, int]
-
-    @nn.compact
-    def __call__(self, x: Float[jax.Array, "B h w C"]) -> Float[jax.Array, "B h2 w2 F"]:
-        (rows, cols), (num, height, width, channels) = self.size, x.shape
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (rows, cols, channels, self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        blocks = x.reshape(num, height // rows, rows, width // cols, cols, channels).transpose(0, 1, 3, 2, 4, 5)
-        blocks = blocks.reshape(num, height // rows, width // cols, -1)
-        return blocks @ kernel.reshape(-1, self.features) + bias
-
-
-def with_goal(
-    frames: Num[jax.Array, "B T h w C"], goal: Num[jax.Array, "B h w C"] | None
-) -> Num[jax.Array, "B T h w C2"]:
-    """Stack the goal image behind each frame's channels; a missing goal is black, as upstream."""
-    stacked = jnp.zeros_like(frames) if goal is None else jnp.broadcast_to(goal[:, None], frames.shape)
-    return jnp.concatenate([frames, stacked], axis=-1)
-
-
-def scalar_tokens(values: Float[jax.Array, "B T P"]) -> Float[jax.Array, "B T P 1"]:
-    """Upstream's LowdimObsTokenizer without discretisation: one token of width 1 for each number."""
-    return values[..., None]
+    Raises:
+        ValueError: the spec has no patterns, or one matches something that is not [B T P].
+    """
+    if not spec.obs_keys:
+        raise ValueError("LowdimObsTokenizer has no obs_keys: name the observations it reads.")
+    keys = [key for pattern in spec.obs_keys for key in matching([pattern], observation)]
+    if not keys:
+        return None
+    wrong = [key for key in keys if observation[key].ndim != 3]
+    if wrong:
+        raise ValueError(f"obs_keys match {wrong[0]} of shape {observation[wrong[0]].shape}, wanted numbers [B T P].")
+    return jnp.concatenate([observation[key].astype(jnp.float32) for key in keys], axis=-1)

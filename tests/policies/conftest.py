@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny import make_config, make_spec
 
+from vla_rlaif.policies.octo.construct import from_scratch
 from vla_rlaif.policies.octo.policy import OctoPolicy
 
 
@@ -21,7 +22,7 @@ def quick_compilation() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def policy() -> OctoPolicy:
     """Shared by tests that leave its parameters alone. The head is not equal to the frozen one."""
-    policy = OctoPolicy(make_config(), make_spec(), seed=1)
+    policy = from_scratch(make_config(), make_spec(), seed=1)
     rng = np.random.default_rng(0)
     head = {name: np.asarray(policy.params[name]) for name in policy.trainable}
     policy.load({name: v + 0.1 * rng.normal(size=v.shape).astype(np.float32) for name, v in head.items()}, 7)

@@ -1,140 +1,127 @@
-"""Octo against numbers of the original implementation; see tests/golden/octo/README.md."""
+"""Octo against every stored number of the original implementation; see tests/golden/octo/README.md."""
 
 import json
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from octo_golden import CHECKPOINT, GOLDEN, assert_close, batch, below, case, flat, golden, model, reporting, without
 
-from vla_rlaif.config import OctoConfig, SmallStemConfig
 from vla_rlaif.policies.octo import diffusion
-from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
-from vla_rlaif.policies.octo.model import Inputs, OctoTransformer, Trunk
-from vla_rlaif.policies.octo.network import OctoNetwork
+from vla_rlaif.policies.octo.action_stats import ActionStatistics
+from vla_rlaif.policies.octo.forward import BODY, TRUNK, Draws, OctoForward, Params, TokenGroup, subtree
+from vla_rlaif.policies.octo.model import Inputs, OctoTokens, attention_mask
+from vla_rlaif.policies.octo.octo_model import OctoModel
+from vla_rlaif.policies.octo.spec import ModelSpec
 from vla_rlaif.policies.octo.t5 import T5Encoder
-from vla_rlaif.types import EnvSpec
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "octo"
+CASES = sorted({name.split("/")[1] for name in golden() if name.startswith("out/")})
 T5 = "octo_transformer/task_tokenizers_language/hf_model/"
-TRUNK = OctoTransformer(
-    token_dim=64,
-    num_layers=2,
-    num_heads=4,
-    mlp_dim=128,
-    stem=SmallStemConfig(features=(32, 32, 64, 64), groups=32, embedding=48),
-    repeat_task_tokens=True,
-    max_horizon=4,
-)
-HEAD = DiffusionHead(width=28, hidden=64, num_blocks=3, time_dim=32)
-CASES = (
-    "full",
-    "no_wrist",
-    "no_goal_images",
-    "no_language",
-    "no_pad_mask_dict",
-    "window1",
-    "window4",
-    "old_attention",
-    "no_repeat_task_tokens",
-)
+TOKENS, NOISE, LOSS, GRADIENT, ACTION = 2e-5, 2e-5, 1e-5, 1e-4, 1e-3
+
+
+# Tokens
 
 
 @cache
-def golden() -> Mapping[str, np.ndarray]:
-    return dict(np.load(GOLDEN / "tiny_golden.npz"))
+def readouts(name: str) -> dict[str, TokenGroup]:
+    octo, observations, tasks = case(name)
+    with reporting(name):
+        return octo.readouts(observations, tasks)
 
 
-@cache
-def params() -> Mapping[str, jax.Array]:
-    return {name: jnp.asarray(value) for name, value in np.load(GOLDEN / "tiny_params.npz").items()}
+def test_all_cases_are_here() -> None:
+    assert len(CASES) == 9
 
 
-def subtree(prefix: str, flat: Mapping[str, jax.Array] | None = None) -> dict[str, Any]:
-    flat = params() if flat is None else flat
-    below = {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
-    return {"params": unflatten_dict(below, sep="/")}
-
-
-@cache
-def language() -> jax.Array:
-    ids, mask = (
-        golden()[f"in/task/language_instruction/{name}"].astype(int) for name in ("input_ids", "attention_mask")
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_masks(name: str) -> None:
+    groups = sorted(
+        {key.split("/")[2] for key in golden() if key.startswith(f"out/{name}/") and key.endswith("tokens")}
     )
-    encoder = T5Encoder(vocabulary=64, width=32, head_dim=8, num_heads=4, hidden=64, num_layers=2)
-    return jax.jit(encoder.apply)(subtree(T5), ids, mask)
+    got = readouts(name)
+    assert groups == (sorted(got) if name == "full" else ["readout_action"])
+    for group in groups:
+        want = golden()[f"out/{name}/{group}/tokens"]
+        assert_close(got[group].tokens, want, TOKENS, f"out/{name}/{group}")
+        np.testing.assert_array_equal(got[group].mask, golden()[f"out/{name}/{group}/mask"])
 
 
-def case_inputs(case: str) -> Inputs:
-    g = golden()
-    cameras = ("primary",) if case == "no_wrist" else ("primary", "wrist")
-    masked, goals = case != "no_pad_mask_dict", case != "no_goal_images"
+@partial(jax.jit, static_argnums=0)
+def mask_of(forward: OctoForward, params: Params, inputs: Inputs) -> jax.Array:
+    tokens = forward.encode(params, inputs)
+    return attention_mask(forward.spec, tokens.layout, tokens.key_ok)
 
-    def frames(name: str) -> jax.Array:
-        x = g[f"in/observation/{name}"]
-        x = x[:, -1:] if case == "window1" else x
-        return jnp.asarray(np.concatenate([x, x[:, ::-1]], 1) if case == "window4" else x)
 
-    return Inputs(
-        images={c: frames(f"image_{c}") for c in cameras},
-        language=None if case == "no_language" else language(),
-        goals={c: jnp.asarray(g[f"in/task/image_{c}"]) for c in cameras} if goals else {},
-        frame_ok=frames("timestep_pad_mask"),
-        image_ok={c: frames(f"pad_mask_dict/image_{c}") for c in cameras} if masked else {},
-        language_ok=jnp.asarray(g["in/task/pad_mask_dict/language_instruction"]) if masked else None,
+@pytest.mark.parametrize("name", [name for name in CASES if f"out/{name}/attention_mask" in golden()])
+def test_attention_masks(name: str) -> None:
+    octo, observations, tasks = case(name)
+    with reporting(name):
+        inputs = octo.inputs(observations, tasks)
+    np.testing.assert_array_equal(mask_of(octo.forward, octo.params, inputs), golden()[f"out/{name}/attention_mask"])
+
+
+@partial(jax.jit, static_argnums=0)
+def inner_values(forward: OctoForward, params: Params, inputs: Inputs) -> dict[str, Any]:
+    """What every module inside the trunk gives, by name."""
+
+    def inside(module: Any, _: str) -> bool:
+        return not isinstance(module, OctoTokens)
+
+    tokens, found = forward.tokens.apply(  # pyright: ignore[reportGeneralTypeIssues]
+        {"params": subtree(params, TRUNK)}, inputs, capture_intermediates=inside, mutable=["intermediates"]
     )
+    mask = attention_mask(forward.spec, tokens.layout, tokens.key_ok)  # pyright: ignore[reportAttributeAccessIssue]
+    _, body = forward.body.apply(  # pyright: ignore[reportGeneralTypeIssues]
+        {"params": subtree(params, BODY)},
+        tokens.x,  # pyright: ignore[reportAttributeAccessIssue]
+        mask,
+        capture_intermediates=True,
+        mutable=["intermediates"],
+    )
+    below_trunk = {TRUNK + name: value for name, value in flat(found["intermediates"]).items()}
+    below_body = {BODY + name: value for name, value in flat(body["intermediates"]).items()}
+    return {name.removesuffix("/__call__"): value[0] for name, value in (below_trunk | below_body).items()}
 
 
-def run_case(case: str, readout_only: bool = False) -> Trunk:
-    """Not compiled as a whole: the cases share most of their operations, and so their compilation."""
-    model = TRUNK.clone(correct_attention=case != "old_attention", repeat_task_tokens=case != "no_repeat_task_tokens")
-    inputs = case_inputs(case)
-    return model.apply(subtree("octo_transformer/"), inputs, readout_only)  # pyright: ignore[reportReturnType]
+def test_values_inside() -> None:
+    octo, observations, tasks = case()
+    got = inner_values(octo.forward, octo.params, octo.inputs(observations, tasks))
+    stored = {name.removeprefix("inter/full/"): v for name, v in golden().items() if name.startswith("inter/full/")}
+    language = stored.pop("t5_last_hidden_state")
+    ids = tasks["language_instruction"]
+    features = octo.instructions.features(ids["input_ids"], ids["attention_mask"])
+    assert_close(features, language, TOKENS, "inter/full/t5_last_hidden_state")
+    assert len(stored) == 3 + 2 * 9 + 3  # projections, stems, blocks
+    for name, want in stored.items():
+        value = got[name.removesuffix("/first_frame")]
+        value = value.reshape(want.shape) if "projection" in name else value[: len(want)]
+        assert_close(value, want, TOKENS, f"inter/full/{name}")
 
 
-def assert_close(got: Any, want: np.ndarray, atol: float) -> None:
-    assert got.shape == want.shape
-    np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=atol)
+# Head
 
 
-def test_t5_features() -> None:
-    assert_close(language(), golden()["inter/full/t5_last_hidden_state"], 2e-5)
+def embedding() -> jax.Array:
+    """Of the golden readout, at every position, as [B T D]."""
+    return jnp.asarray(golden()["out/full/readout_action/tokens"]).mean(-2)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_readout_and_attention_mask(case: str) -> None:
-    g, trunk = golden(), run_case(case)
-    if case != "no_repeat_task_tokens":
-        want = g[f"out/{case}/attention_mask"]
-        np.testing.assert_array_equal(np.broadcast_to(trunk.mask, want.shape), want)
-    assert_close(trunk.readout, g[f"out/{case}/readout_action/tokens"], 2e-5)
+predict_noise = jax.jit(OctoForward.predict, static_argnums=0)
 
 
-def test_every_token_group() -> None:
-    g, trunk = golden(), run_case("full")
-    assert set(trunk.outputs) == {"task_language", "obs_primary", "obs_wrist", "obs_task_language", "readout_action"}
-    for name, tokens in trunk.outputs.items():
-        assert_close(tokens, g[f"out/full/{name}/tokens"], 2e-5)
-
-
-@pytest.mark.parametrize("case", ["full", "window4"])
-def test_computing_the_readout_only_changes_nothing(case: str) -> None:
-    assert_close(run_case(case, readout_only=True).readout, golden()[f"out/{case}/readout_action/tokens"], 2e-5)
+def predicted(emb: jax.Array, x: np.ndarray | jax.Array, step: np.ndarray | jax.Array) -> jax.Array:
+    return predict_noise(model().forward, model().params, emb, jnp.asarray(x), jnp.asarray(step))
 
 
 def test_schedule() -> None:
-    schedule = Schedule.cosine(20)
+    schedule = model().forward.schedule
     for name in ("betas", "alphas", "alpha_hats"):
-        assert_close(vars(schedule)[name], golden()[f"head/{name}"], 3e-6)
-
-
-def readout() -> jax.Array:
-    return jnp.asarray(golden()["out/full/readout_action/tokens"]).mean(-2)
+        assert_close(vars(schedule)[name], golden()[f"head/{name}"], 3e-6, f"head/{name}")
 
 
 @pytest.mark.parametrize("name", ["eps", "eps_lead", "eps_alltimes"])
@@ -145,81 +132,214 @@ def test_predicted_noise(name: str) -> None:
         step = np.broadcast_to(np.arange(20)[:, None, None], (20, 3, 2))
     else:
         x, step = g[f"head/{name}/noisy_actions"], g[f"head/{name}/time"][..., 0]
-    emb = readout() if name == "eps" else readout()[None]
-    assert_close(
-        HEAD.apply(subtree("heads_action/"), emb, jnp.asarray(x), jnp.asarray(step)), g[f"head/{name}/out"], 2e-5
-    )
+    assert_close(predicted(embedding(), x, step), g[f"head/{name}/out"], NOISE, f"head/{name}")
+
+
+# Sampling
+
+
+def test_whole_trajectory_at_all_positions() -> None:
+    g, forward = golden(), model().forward
+    emb, shape = embedding(), (3, 2, 28)
+
+    def predict(x: jax.Array, step: jax.Array) -> jax.Array:
+        return forward.predict(model().params, emb, x.reshape(shape), step.reshape(shape[:-1])).reshape(-1, 28)
+
+    steps = np.arange(19, -1, -1)
+    x, z = jnp.asarray(g["sample/x"][0].reshape(-1, 28)), jnp.asarray(g["sample/z"].reshape(20, -1, 28))
+    stds, live = jnp.asarray(forward.schedule.stds(0.0)[steps]), np.ones(28, bool)
+    _, samples, means = diffusion.denoise(predict, forward.schedule, x, z, steps, stds, 5.0, live)
+    states = diffusion.next_state(samples, live, 5.0).reshape(20, *shape)
+    assert_close(states, g["sample/x"][1:], ACTION, "sample/x")
+    assert_close(means.reshape(20, *shape), g["sample/mean"], ACTION, "sample/mean")
+    before = np.concatenate([g["sample/x"][:1], states[:-1]])
+    noise = predicted(emb, before, np.broadcast_to(steps[:, None, None], (20, 3, 2)))
+    assert_close(noise, g["sample/eps"], ACTION, "sample/eps")
+
+
+def test_noise_of_a_key_is_upstreams() -> None:
+    g, key = golden(), jnp.asarray(golden()["sample/key"])
+    with jax.threefry_partitionable(False):
+        x, z = model().forward.noise(key, (), 3, 2)
+        _, z2 = model().forward.noise(key, (2,), 3, 2)
+    np.testing.assert_array_equal(x, g["sample/x"][0, :, -1])
+    np.testing.assert_array_equal(z, g["sample/z"][:, :, -1])
+    np.testing.assert_array_equal(z2, g["sample/z_shape2"][..., -1, :])
+    assert np.abs(model().forward.noise(key, (), 3, 2)[0] - x).max() > 0.1  # current jax has other numbers
+
+
+def statistics(kind: str) -> ActionStatistics | dict[str, Any] | None:
+    entry = model().stats("tiny_bridge")["action"]
+    for name, value in below("stats/tiny_bridge/").items():
+        np.testing.assert_array_equal(entry[name], value.astype(entry[name].dtype))
+    if kind == "bounds":
+        return ActionStatistics.from_official(entry, kind="bounds")
+    if kind == "5dim":
+        return {name: value[:5] for name, value in entry.items()}
+    return entry if kind == "normal" else None
+
+
+@pytest.mark.parametrize("kind", ["normalized", "unnorm_normal", "unnorm_bounds", "unnorm_5dim", "shape2"])
+def test_actions(kind: str) -> None:
+    octo, observations, tasks = case()
+    shape = (2,) if kind == "shape2" else ()
+    with jax.threefry_partitionable(False):
+        key = jnp.asarray(golden()["sample/key"])
+        stats = statistics(kind.removeprefix("unnorm_"))
+        got = octo.sample_actions(observations, tasks, statistics=stats, sample_shape=shape, rng=key)
+    assert_close(got, golden()[f"sample/actions_{kind}"], ACTION, f"sample/actions_{kind}")
+
+
+@pytest.mark.parametrize("name", ["no_wrist", "window1"])
+def test_actions_of_other_inputs(name: str) -> None:
+    octo, observations, tasks = case(name)
+    with jax.threefry_partitionable(False), reporting(name):
+        got = octo.sample_actions(observations, tasks, rng=jnp.asarray(golden()["sample/key"]))
+    assert_close(got, golden()[f"sample/actions_{name}"], ACTION, f"sample/actions_{name}")
+
+
+def test_actions_from_given_noise() -> None:
+    octo, observations, tasks = case()
+    noise = golden()["sample/x"][0, :, -1], golden()["sample/z"][:, :, -1]
+    got = octo.sample_actions(observations, tasks, noise=noise)
+    assert_close(got, golden()["sample/actions_normalized"], ACTION, "sample/actions_normalized (noise)")
+
+
+# Training
+
+
+@cache
+def gradients() -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    draws = Draws(jnp.asarray(golden()["loss/time"][..., 0]), jnp.asarray(golden()["loss/noise"]))
+    return model().gradients(batch(), draws=draws)
+
+
+def test_random_numbers_of_the_loss_are_upstreams() -> None:
+    with jax.threefry_partitionable(False):
+        draws = model().forward.draws(jnp.asarray(golden()["loss/key"]), 3, 2)
+    np.testing.assert_array_equal(draws.time, golden()["loss/time"][..., 0])
+    np.testing.assert_array_equal(draws.noise, golden()["loss/noise"])
 
 
 def test_loss_and_gradients() -> None:
-    g, schedule = golden(), Schedule.cosine(20)
-    clean = jnp.clip(jnp.asarray(g["in/action"]).reshape(1, 3, 2, -1), -5.0, 5.0)
-    noise, step = jnp.asarray(g["loss/noise"]), jnp.asarray(g["loss/time"][..., 0])
-    mask = g["in/observation/timestep_pad_mask"][..., None, None] & g["in/action_pad_mask"]
-    inputs = case_inputs("full")
-
-    def loss(flat: Mapping[str, jax.Array]) -> jax.Array:
-        emb = TRUNK.apply(subtree("octo_transformer/", flat), inputs).readout.mean(-2)  # pyright: ignore
-        x = schedule.corrupt(clean, step, noise)
-        predicted: Any = HEAD.apply(subtree("heads_action/", flat), emb[None], x, step)
-        return diffusion.masked_mse(predicted, noise, jnp.asarray(mask).reshape(1, 3, 2, -1)) * 7
-
-    value, grads = jax.jit(jax.value_and_grad(loss))(params())
-    assert_close(value, g["loss/loss"], 1e-5)
-    for name, grad in grads.items():
-        norm = float(g[f"loss/grad_norm/{name}"])
-        assert abs(float(jnp.linalg.norm(grad)) - norm) <= 1e-4 * max(1.0, norm), name
-        if f"loss/grad/{name}" in g:
-            assert_close(grad, g[f"loss/grad/{name}"], 1e-4)
+    g, (grads, metrics) = golden(), gradients()
+    for name in ("loss", "mse"):
+        assert_close(metrics[name], g[f"loss/{name}"], LOSS, f"loss/{name}")
+    norms = {
+        name.removeprefix("loss/grad_norm/"): float(v) for name, v in g.items() if name.startswith("loss/grad_norm")
+    }
+    assert {name for name, norm in norms.items() if name not in grads and norm == 0} == norms.keys() - grads.keys()
+    assert norms.keys() - grads.keys() == model().instructions.params.keys()
+    worst = max(abs(float(jnp.linalg.norm(v)) - norms[k]) / max(1.0, norms[k]) for k, v in grads.items())
+    assert_close(np.float32(worst), np.zeros(()), GRADIENT, "loss/grad_norm (relative)")
+    stored = [name for name in g if name.startswith("loss/grad/")]
+    assert len(stored) == 6
+    for name in stored:
+        assert_close(grads[name.removeprefix("loss/grad/")], g[name], GRADIENT, name)
 
 
-def test_whole_trajectory() -> None:
-    """On the last window position only, which is exact: the head acts on each position alone."""
-    g, schedule = golden(), Schedule.cosine(20)
-    emb, variables = readout()[:, -1], subtree("heads_action/")
-    final, samples, means = diffusion.denoise(
-        lambda x, step: HEAD.apply(variables, emb, x, step),  # pyright: ignore
-        schedule,
-        jnp.asarray(g["sample/x"][0, :, -1]),
-        jnp.asarray(g["sample/z"][:, :, -1]),
-        np.arange(19, -1, -1),
-        jnp.asarray(schedule.stds(0.0)[::-1].copy()),
-        5.0,
+def test_loss_of_upstreams_key() -> None:
+    with jax.threefry_partitionable(False):
+        got = model().loss(batch(), rng=jnp.asarray(golden()["loss/key"]))
+    assert_close(got["loss"], golden()["loss/loss"], LOSS, "loss/loss (key)")
+
+
+def is_without_effect(name: str) -> bool:
+    """Parameters whose true gradient is 0, so that AdamW divides rounding errors by each other: a bias of all keys
+    shifts the logits of a softmax alike; one before a normalisation of groups of one channel is subtracted again."""
+    return name.endswith("key/bias") or name.endswith(("StdConv_0/bias", "StdConv_1/bias"))  # 32 channels, 32 groups
+
+
+def test_an_optimiser_step() -> None:
+    """Upstream's: clip to norm 1, AdamW with decay on kernels and first moments in bfloat16; T5 stays."""
+    octo, (grads, _) = model(), gradients()
+    decayed = {name: "kernel" in name for name in octo.params}
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(3e-4, weight_decay=0.1, mu_dtype=jnp.bfloat16, mask=decayed),
     )
-    assert_close(jnp.clip(samples, -5.0, 5.0), g["sample/x"][1:, :, -1], 1e-3)
-    assert_close(means, g["sample/mean"][:, :, -1], 1e-3)
-    assert_close(final.reshape(3, 4, 7), g["sample/actions_normalized"], 1e-3)
+    params = dict(octo.params)
+    step = jax.jit(lambda grads, params: optimiser.update(grads, optimiser.init(params), params)[0])
+    updates = step(grads, params)
+    want = {
+        name.removeprefix("optim/update_norm/"): float(v) for name, v in golden().items() if name.startswith("optim/")
+    }
+    assert len(want) == 126
+    assert all(want[name] == 0 for name in octo.instructions.params)
+    checked = [name for name in params if not is_without_effect(name)]
+    assert len(params) - len(checked) == 2 + 4
+    worst = max(abs(float(jnp.linalg.norm(updates[name])) / want[name] - 1) for name in checked)
+    assert_close(np.float32(worst), np.zeros(()), GRADIENT, "optim/update_norm (relative)")
 
 
-def test_small_has_upstreams_parameters() -> None:
-    manifest = json.loads((GOLDEN / "octo_small_15_params.json").read_text())["params"]
-    want = {name: tuple(leaf["shape"]) for name, leaf in manifest.items()}
-    config = OctoConfig(
-        token_dim=384,
-        num_layers=12,
-        num_heads=6,
-        mlp_dim=1536,
-        stem=SmallStemConfig(),
-        language_tokens=16,
-        language_dim=768,
-        proprio=False,
-        max_horizon=10,
-        head_dim=256,
-        head_blocks=3,
-        diffusion_steps=20,
+# Tasks
+
+
+@pytest.mark.parametrize("kind", ["texts", "goals"])
+def test_created_tasks(kind: str) -> None:
+    texts = json.loads((GOLDEN / "create_tasks.json").read_text())["texts"]
+    goals = {"image_primary": golden()["in/task/image_primary"]}
+    got = model().create_tasks(texts=texts) if kind == "texts" else model().create_tasks(goals=goals)
+    made, want = flat(got), flat(below(f"create_tasks/{kind}/"))
+    assert made.keys() == want.keys()
+    for name, value in want.items():
+        assert made[name].dtype.kind == value.dtype.kind, name
+        np.testing.assert_array_equal(made[name], value)
+
+
+# Parameters and folders
+
+
+@pytest.mark.parametrize("size", ["small", "base"])
+def test_parameters_of_the_official_models(size: str) -> None:
+    manifest = json.loads((GOLDEN / f"octo_{size}_15_params.json").read_text())
+    observation = {
+        "image_primary": jax.ShapeDtypeStruct((1, 2, 256, 256, 3), np.uint8),
+        "image_wrist": jax.ShapeDtypeStruct((1, 2, 128, 128, 3), np.uint8),
+    }
+    task = {"language_instruction": jax.ShapeDtypeStruct((1, 16, 768), np.float32)}
+    forward = OctoForward(ModelSpec.from_official(manifest["model_config"]))
+    shapes = forward.shapes(Inputs(observation, task))  # pyright: ignore[reportArgumentType]
+    ids = jax.ShapeDtypeStruct((1, 16), np.int32)
+    encoder = flat(jax.eval_shape(T5Encoder().init, jax.random.key(0), ids, ids)["params"])
+    got = shapes | {f"{T5}{name}": leaf for name, leaf in encoder.items()}
+    assert {name: ([*leaf.shape], str(leaf.dtype)) for name, leaf in got.items()} == {
+        name: (leaf["shape"], leaf["dtype"]) for name, leaf in manifest["params"].items()
+    }
+    counts = {
+        "": "total",
+        T5: "t5",
+        "heads_action": "head",
+        BODY: "transformer",
+        f"{TRUNK}observation_tokenizers_primary": "stem_primary",
+        f"{TRUNK}observation_tokenizers_wrist": "stem_wrist",
+    }
+    for prefix, name in counts.items():
+        total = sum(leaf.size for key, leaf in got.items() if key.startswith(prefix))
+        assert total == manifest["counts"][name], name
+    assert len(got) == manifest["counts"]["leaves"]
+
+
+def test_folders_of_one_and_of_two_devices_act_alike() -> None:
+    stored = np.load(GOLDEN / "tiny_params.npz")
+    sharded = OctoModel.load(GOLDEN / "tiny_ckpt_ocdbt", tokenizer=CHECKPOINT / "t5-tiny")
+    for octo in (model(), sharded):
+        own = {**octo.params, **octo.instructions.params}
+        assert own.keys() == set(stored.files)
+        for name, value in own.items():
+            np.testing.assert_array_equal(value, stored[name])
+    _, observations, tasks = case()
+    noise = golden()["sample/x"][0, :, -1], golden()["sample/z"][:, :, -1]
+    made = sharded.create_tasks(texts=["pick up the red cube"])
+    np.testing.assert_array_equal(
+        sharded.sample_actions(observations, made, noise=noise), model().sample_actions(observations, made, noise=noise)
     )
-    spec = EnvSpec(
-        cameras=("primary", "wrist"),
-        image_size=256,
-        state_dim=8,
-        action_dim=7,
-        chunk=4,
-        max_decisions=1,
-        instructions=("lift",),
-    )
-    got = {name: leaf.shape for name, leaf in OctoNetwork(config, spec, 2).shapes().items() if "word_table" not in name}
-    wrist = "octo_transformer/obs_wrist_pos_embedding"  # upstream's wrist camera has 128 pixels, a spec has one size
-    assert got.pop(wrist) == (1, 10, 256, 384) and want.pop(wrist) == (1, 10, 64, 384)
-    ids = jnp.zeros((1, 16), jnp.int32)
-    t5: dict[str, Any] = flatten_dict(jax.eval_shape(T5Encoder().init, jax.random.key(0), ids, ids)["params"], sep="/")  # pyright: ignore
-    assert got | {T5 + name: leaf.shape for name, leaf in t5.items()} == want
+    got = sharded.sample_actions(observations, tasks, noise=noise)
+    assert_close(got, golden()["sample/actions_normalized"], ACTION, "sample/actions_normalized (ocdbt)")
+
+
+def test_every_stored_number_is_compared_here() -> None:
+    """Names that no test above reads."""
+    read = ("in/", "out/", "inter/", "loss/", "optim/", "stats/", "create_tasks/", "sample/actions_")
+    read += ("head/eps", "head/betas", "head/alpha", "sample/key", "sample/x", "sample/z", "sample/mean", "sample/eps")
+    assert without(golden(), *[name for name in golden() if name.startswith(read)]) == {}

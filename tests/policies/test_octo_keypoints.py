@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vla_rlaif.policies.octo.diffusion import Schedule
-from vla_rlaif.policies.octo.keypoints import KeypointTokenizer, spatial_softmax
+from vla_rlaif.policies.octo.keypoints import KeypointStem, spatial_softmax
+from vla_rlaif.policies.octo.spec import KeypointSpec
 
 
 def test_spatial_softmax_finds_a_peak():
@@ -17,11 +18,11 @@ def test_spatial_softmax_finds_a_peak():
     np.testing.assert_allclose(spatial_softmax(jnp.zeros((1, 4, 4, 1)))[0], [0, 0], atol=1e-6)
 
 
-def test_one_token_a_frame_of_two_numbers_a_channel():
-    frames = jnp.zeros((3, 2, 64, 64, 3), jnp.uint8)
-    tokenizer = KeypointTokenizer(channels=5)
-    params = tokenizer.init(jax.random.key(0), frames)
-    assert jnp.asarray(tokenizer.apply(params, frames)).shape == (3, 2, 1, 10)
+def test_one_token_an_image_of_two_numbers_a_channel():
+    pixels = jnp.zeros((3, 64, 64, 3), jnp.uint8)
+    stem = KeypointStem(KeypointSpec(channels=5))
+    params = stem.init(jax.random.key(0), pixels)
+    assert jnp.asarray(stem.apply(params, pixels)).shape == (3, 1, 1, 10)
 
 
 def test_bounded_mean_equals_upstreams_while_the_bound_is_not_reached():

@@ -10,11 +10,16 @@ import optax
 import pytest
 from tiny import make_config, make_obs, make_spec
 
+from vla_rlaif.config import FullTuning, LoraTuning
 from vla_rlaif.interfaces import Policy
+from vla_rlaif.policies.octo.construct import from_parts, from_scratch
 from vla_rlaif.policies.octo.initial import initial_params
-from vla_rlaif.policies.octo.network import HEAD, REFERENCE
+from vla_rlaif.policies.octo.lora import PREFIX as LORA
+from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.statistics import Statistics
+from vla_rlaif.rollout import windowed
+from vla_rlaif.types import Observation
 
 
 def weights_of(policy: OctoPolicy) -> dict[str, np.ndarray]:
@@ -31,7 +36,7 @@ def test_is_a_policy(policy: OctoPolicy) -> None:
     assert np.abs(decision.action).max() <= 1.0
     assert decision.logp.shape == (6, 3)
     assert {name: leaf.shape for name, leaf in decision.trace.items()} == {
-        "readout": (6, 16),
+        "readout": (6, 1, 16),
         "start": (6, 6),
         "chain": (6, 3, 6),
     }
@@ -58,7 +63,7 @@ def test_seeds_fix_the_action_and_noise_scale_0_its_noise(policy: OctoPolicy) ->
 
 
 def test_nothing_recompiles() -> None:
-    policy = OctoPolicy(make_config(max_action=4.0), make_spec())  # unlike the other tests' networks
+    policy = from_scratch(make_config(max_action=4.0), make_spec(), seed=0)  # unlike the other tests' networks
     counts: list[str] = []
 
     def count(event: str, duration_secs: float, **_: str | int) -> None:
@@ -94,20 +99,20 @@ def test_rescoring_agrees_with_acting_and_with_itself(policy: OctoPolicy) -> Non
 
 
 def test_full_tuning_scores_through_the_trunk(policy: OctoPolicy) -> None:
-    full = OctoPolicy.from_parts(make_config(tune="full"), policy.metadata(), weights_of(policy))
+    full = from_parts(make_config(tune=FullTuning()), policy.metadata(), weights_of(policy))
     obs = make_obs(6)
     decision = full.act(obs, SEEDS)
     logp, _ = jax.jit(full.score)(full.params, full.inputs(obs, decision.trace, np.full(6, 3)))
     np.testing.assert_allclose(logp, decision.logp, atol=1e-4)
     assert policy.trainable < full.trainable < full.imitable < full.params.keys()
-    assert not any("word_table" in name for name in full.trainable)
+    assert not any(name == TABLE for name in full.trainable)
 
 
 def test_reduction_is_a_mean_or_a_sum(policy: OctoPolicy) -> None:
     obs = make_obs(6)
     decision = policy.act(obs, SEEDS)
     inputs = policy.inputs(obs, decision.trace, np.array([0, 1, 2, 3, 3, 3]))
-    total = OctoPolicy.from_parts(make_config(logp_reduction="sum"), policy.metadata(), weights_of(policy))
+    total = from_parts(make_config(logp_reduction="sum"), policy.metadata(), weights_of(policy))
     mean, _ = jax.jit(policy.score)(policy.params, inputs)
     summed, _ = jax.jit(total.score)(policy.params, inputs)
     np.testing.assert_allclose(summed, np.asarray(mean) * np.array([0, 2, 4, 6, 6, 6])[:, None], rtol=1e-5, atol=1e-6)
@@ -190,7 +195,7 @@ def test_samples_have_the_scored_marginals(policy: OctoPolicy) -> None:
 
 def test_early_steps_run_on_the_frozen_head(policy: OctoPolicy) -> None:
     obs = make_obs(6)
-    moved = OctoPolicy.from_parts(policy.config, policy.metadata(), weights_of(policy))
+    moved = from_parts(make_config(), policy.metadata(), weights_of(policy))
     moved.load({name: np.asarray(policy.params[name]) * 1.5 for name in policy.trainable}, 1)
     before, after = policy.act(obs, SEEDS), moved.act(obs, SEEDS)
     np.testing.assert_array_equal(before.trace["start"], after.trace["start"])
@@ -200,12 +205,12 @@ def test_early_steps_run_on_the_frozen_head(policy: OctoPolicy) -> None:
 
 
 def test_a_step_without_density_is_frozen_too(policy: OctoPolicy) -> None:
-    upstream = OctoPolicy.from_parts(make_config(std_floor=0.0), policy.metadata(), weights_of(policy))
+    upstream = from_parts(make_config(std_floor=0.0), policy.metadata(), weights_of(policy))
     obs = make_obs(6)
     decision = upstream.act(obs, SEEDS)
     assert decision.logp.shape == (6, 2) and np.isfinite(decision.logp).all()
     with pytest.raises(ValueError, match="leaves no denoising step"):
-        OctoPolicy(make_config(std_floor=0.0, tuned_steps=1), make_spec())
+        from_scratch(make_config(std_floor=0.0, tuned_steps=1), make_spec(), seed=0)
 
 
 def test_storage_round_trip(policy: OctoPolicy) -> None:
@@ -213,18 +218,18 @@ def test_storage_round_trip(policy: OctoPolicy) -> None:
     stored = policy.with_statistics(statistics)
     metadata = json.loads(json.dumps(stored.metadata()))
     weights = weights_of(stored)
-    restored = OctoPolicy.from_parts(policy.config, metadata, weights)
+    restored = from_parts(make_config(), metadata, weights)
     np.testing.assert_array_equal(restored.act(make_obs(6), SEEDS).action, stored.act(make_obs(6), SEEDS).action)
     assert restored.metadata() == metadata
     with pytest.raises(ValueError, match="token_dim is 32, but the stored policy has 16"):
-        OctoPolicy.from_parts(make_config(token_dim=32), metadata, weights)
+        from_parts(make_config(token_dim=32), metadata, weights)
     weights.pop("heads_action/diffusion_model/time_preprocess/kernel")
     with pytest.raises(ValueError, match="lack 1 parameters, the first is 'heads_action/diffusion_model/time"):
-        OctoPolicy.from_parts(policy.config, metadata, weights)
+        from_parts(make_config(), metadata, weights)
 
 
 def test_load_copies_and_checks(policy: OctoPolicy) -> None:
-    other = OctoPolicy.from_parts(policy.config, policy.metadata(), weights_of(policy))
+    other = from_parts(make_config(), policy.metadata(), weights_of(policy))
     name = "heads_action/diffusion_model/time_preprocess/kernel"
     mine = np.ones(other.params[name].shape, np.float32)
     other.load({name: mine}, 3)
@@ -243,7 +248,7 @@ def test_words_outside_the_vocabulary_are_refused(policy: OctoPolicy) -> None:
     ):
         policy.act(type(obs)(images=obs.images, state=obs.state, instruction=("push the green cube",)), SEEDS[:1])
     with pytest.raises(ValueError, match="9 words, language_tokens is 8"):
-        policy.vocabulary.encode(["push " * 9])
+        policy.language.encode(["push " * 9])
 
 
 def test_statistics_reach_state_and_action(policy: OctoPolicy) -> None:
@@ -266,7 +271,7 @@ def test_statistics_reach_state_and_action(policy: OctoPolicy) -> None:
 
 def test_imitation_learns_a_constant_action() -> None:
     """Every observation is answered with the same chunk, so after a few hundred steps the samples are near it."""
-    policy = OctoPolicy(make_config(head_dim=32), make_spec())
+    policy = from_scratch(make_config(head_dim=32), make_spec(), seed=0)
     action = np.tile(np.array([0.6, -0.4], np.float32), (6, 3, 1))
     inputs = policy.imitation_inputs(make_obs(6))
     readout = jax.jit(policy.network.readout)(policy.params, {k: jnp.asarray(v) for k, v in inputs.items()})
@@ -310,7 +315,7 @@ def test_imitation_ignores_padded_steps(policy: OctoPolicy) -> None:
     bias = np.asarray(grad["heads_action/diffusion_model/reverse_network/Dense_1/bias"])
     assert (bias[:4] != 0).all() and (bias[4:] == 0).all()
     assert all((np.asarray(g) == 0).all() for name, g in grad.items() if name.startswith(REFERENCE))
-    assert (np.abs(np.asarray(grad["octo_transformer/task_tokenizers_language/word_table/embedding"])) > 0).any()
+    assert (np.abs(np.asarray(grad[TABLE])) > 0).any()
 
 
 def test_features_do_not_depend_on_the_batch(policy: OctoPolicy) -> None:
@@ -325,7 +330,7 @@ def test_features_do_not_depend_on_the_batch(policy: OctoPolicy) -> None:
 
 def test_initial_params_have_flaxs_distributions() -> None:
     """The host draws what flax's initialisers would; compared by the std of every parameter."""
-    network = OctoPolicy(make_config(token_dim=64, mlp_dim=32, head_dim=64), make_spec()).network
+    network = from_scratch(make_config(token_dim=64, mlp_dim=32, head_dim=64), make_spec(), seed=0).network
     ours = initial_params(network.shapes(), 0)
     options = {"xla_backend_optimization_level": 0}
     theirs = jax.jit(network.flax_init, compiler_options=options)(jax.random.key(0))
@@ -335,3 +340,115 @@ def test_initial_params_have_flaxs_distributions() -> None:
         np.testing.assert_allclose(
             ours[name].std(), np.asarray(value).std(), rtol=tolerance * 1.5, atol=1e-8, err_msg=name
         )
+
+
+def rows_of(obs: Observation, rows: list[int]) -> Observation:
+    images = {camera: frames[rows] for camera, frames in obs.images.items()}
+    return Observation(images=images, state=obs.state[rows], instruction=tuple(obs.instruction[i] for i in rows))
+
+
+def test_rows_that_see_the_same_share_a_trunk_pass(policy: OctoPolicy) -> None:
+    """Two groups of three: the readouts of a group are one row of a batch of 2, the chains are each member's own."""
+    obs = rows_of(make_obs(2), [0, 1, 0, 1, 0, 1])
+    together = policy.act(obs, SEEDS)
+    for group in (0, 1):
+        members = together.trace["readout"][group::2]
+        assert (members == members[:1]).all()
+    np.testing.assert_allclose(together.trace["readout"][:2], policy.act(make_obs(2), SEEDS[:2]).trace["readout"], atol=1e-5)
+    assert np.abs(np.diff(together.trace["chain"][::2], axis=0)).max() > 1e-2
+    nearly = rows_of(make_obs(2), [0, 1, 0, 1, 0, 1])
+    nearly.images["primary"][4, 0, 0, 0] ^= 255  # one pixel of one row differs
+    readout = policy.act(nearly, SEEDS).trace["readout"]
+    assert np.abs(readout[4] - readout[0]).max() > 0
+
+
+@pytest.mark.parametrize("tune", [LoraTuning(rank=2, blocks=1), LoraTuning(rank=2), FullTuning()])
+def test_what_is_prepared_once_scores_the_same(policy: OctoPolicy, tune: LoraTuning | FullTuning) -> None:
+    """Below the first trained block nothing changes, so one pass serves actor, reference and every epoch."""
+    tuned = from_parts(make_config(tune=tune, num_layers=2), *two_blocks(policy))
+    rng = np.random.default_rng(0)
+    names = [name for name in tuned.trainable if name.endswith("/b")]
+    tuned.load({n: 0.1 * rng.standard_normal(tuned.params[n].shape) for n in names}, 1)
+    obs = make_obs(6)
+    decision = tuned.act(obs, SEEDS)
+    inputs = tuned.inputs(obs, decision.trace, np.full(6, 3))
+    prepared = jax.jit(tuned.prepare)(tuned.params, inputs)
+    assert ("hidden" in prepared) == isinstance(tune, LoraTuning)
+    assert any(name.startswith("image/") for name in prepared) == isinstance(tune, FullTuning)
+    score = jax.jit(tuned.score)
+    np.testing.assert_allclose(score(tuned.params, prepared)[0], decision.logp, atol=1e-4)
+    untouched = {k: v for k, v in tuned.params.items() if k not in tuned.trainable}
+    if isinstance(tune, LoraTuning):  # the pass reads no trained parameter at all
+        assert jax.eval_shape(tuned.prepare, untouched, inputs).keys() == prepared.keys()
+
+
+def two_blocks(policy: OctoPolicy) -> tuple[dict, dict[str, np.ndarray]]:
+    """The shared policy with its only block twice."""
+    deeper = from_scratch(make_config(num_layers=2), make_spec(), seed=2)
+    mine = {name: value for name, value in weights_of(policy).items() if not name.startswith(REFERENCE)}
+    return deeper.metadata(), weights_of(deeper) | mine
+
+
+def test_adapters_start_at_nothing_and_are_merged_for_other_settings(policy: OctoPolicy) -> None:
+    lora = from_parts(make_config(tune=LoraTuning(rank=2)), policy.metadata(), weights_of(policy))
+    obs = make_obs(6)
+    np.testing.assert_array_equal(lora.act(obs, SEEDS).trace["readout"], policy.act(obs, SEEDS).trace["readout"])
+    added = {name for name in lora.params if name.startswith(LORA)}
+    # attention has 4 kernels and the MLP 2, each with two factors
+    assert len(added) == 12 and lora.trainable == policy.trainable | added
+    lora.load({n: np.full(lora.params[n].shape, 0.1, np.float32) for n in added if n.endswith("/b")}, 1)
+    moved = lora.act(obs, SEEDS).trace["readout"]
+    assert np.abs(moved - policy.act(obs, SEEDS).trace["readout"]).max() > 1e-3
+    merged = from_parts(make_config(), lora.metadata(), weights_of(lora))
+    assert not any(name.startswith(LORA) for name in merged.params)
+    np.testing.assert_allclose(merged.act(obs, SEEDS).trace["readout"], moved, atol=1e-5)
+    again = from_parts(make_config(tune=LoraTuning(rank=2)), lora.metadata(), weights_of(lora))
+    np.testing.assert_array_equal(again.act(obs, SEEDS).trace["readout"], moved)
+
+
+def test_few_deterministic_steps_have_no_density(policy: OctoPolicy) -> None:
+    served = from_parts(make_config(ddim_steps=3), policy.metadata(), weights_of(policy))
+    obs = make_obs(6)
+    calm, again = (served.act(obs, SEEDS, noise_scale=0.0) for _ in range(2))
+    np.testing.assert_array_equal(calm.action, again.action)
+    assert np.isnan(calm.logp).all() and calm.logp.shape == (6, 3) and not calm.trace
+    drawn = served.act(obs, SEEDS)
+    np.testing.assert_array_equal(drawn.action, policy.act(obs, SEEDS).action)
+
+
+def test_a_window_sees_the_frame_before(policy: OctoPolicy) -> None:
+    double = from_parts(make_config(window=2), policy.metadata(), weights_of(policy))
+    before, now = make_obs(6, 1), make_obs(6)
+    first = windowed([now], 2)
+    assert first.frame_ok is not None and first.frame_ok.tolist() == [[False, True]] * 6
+    readout = double.act(windowed([before, now], 2), SEEDS).trace["readout"]
+    assert np.abs(readout - double.act(windowed([now, now], 2), SEEDS).trace["readout"]).max() > 1e-4
+    padded = double.act(first, SEEDS).trace["readout"]
+    other = Observation(
+        images={c: np.stack([before.images[c], v], 1) for c, v in now.images.items()},
+        state=first.state,
+        instruction=now.instruction,
+        frame_ok=first.frame_ok,
+    )
+    np.testing.assert_allclose(double.act(other, SEEDS).trace["readout"], padded, atol=1e-5)  # padding is not looked at
+    assert double.features(now).shape == policy.features(now).shape
+
+
+def test_saturation_is_counted_once(policy: OctoPolicy) -> None:
+    """A bias of 100 in the last layer pushes every coordinate to the bound of 5."""
+    stuck = from_parts(make_config(clip_prediction=None), policy.metadata(), weights_of(policy))
+    stuck.load({"heads_action/diffusion_model/reverse_network/Dense_1/bias": np.full(6, -100, np.float32)}, 1)
+    stuck.act(make_obs(6), SEEDS)
+    assert stuck.diagnostics() == {"policy/saturated_share": 1.0}
+    assert math.isnan(stuck.diagnostics()["policy/saturated_share"])
+
+
+def test_bfloat16_acts_alike_with_float32_log_probs(policy: OctoPolicy) -> None:
+    half = from_parts(make_config(compute="bfloat16"), policy.metadata(), weights_of(policy))
+    obs = make_obs(6)
+    decision, exact = half.act(obs, SEEDS), policy.act(obs, SEEDS)
+    error = np.abs(decision.trace["readout"] - exact.trace["readout"])
+    assert 0 < error.max() < 0.1  # 8 bits of mantissa
+    assert all(leaf.dtype == np.float32 for leaf in (decision.logp, *decision.trace.values()))
+    inputs = half.inputs(obs, decision.trace, np.full(6, 3))
+    np.testing.assert_allclose(jax.jit(half.score)(half.params, inputs)[0], decision.logp, atol=1e-4)

@@ -92,11 +92,11 @@ def test_a_bad_return_value_is_named(name, message):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("user_rewards.good", "is written 'package.module:function'"),
-        (":good", "is written 'package.module:function'"),
+        ("user_rewards.good", "wanted 'package.module:name'"),
+        (":good", "wanted 'package.module:name'"),
         ("no_such_package.rewards:f", "names the module 'no_such_package', which cannot be found"),
-        ("user_rewards:missing", "has no function 'missing'"),
-        ("user_rewards:constant", "has no function 'constant'"),
+        ("user_rewards:missing", "has no 'missing'"),
+        ("user_rewards:constant", "constant is a .*, wanted something to call"),
     ],
 )
 def test_a_bad_path_is_named(path, message):

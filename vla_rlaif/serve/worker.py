@@ -1,0 +1,36 @@
+"""One thread for calls that would block the event loop."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class Worker:
+    """Runs calls one after the other. The thread is a daemon: a call that never returns does not keep the process."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def run[T](self, call: Callable[[], T]) -> T:
+        """The result of ``call``, or what it raised."""
+        done: Future[T] = Future()
+        self._calls.put((call, done))
+        return await asyncio.wrap_future(done)
+
+    def stop(self) -> None:
+        """The thread ends after the calls that were asked for; does not wait."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, done = item
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(call())
+            except BaseException as error:  # it belongs to the caller, who awaits it
+                done.set_exception(error)
