@@ -6,7 +6,9 @@ CONFIG ?= configs/tabletop_reach.yaml
 BIN := $(VENV)/bin
 FILES := pyproject.toml constraints.txt
 
-.PHONY: align test lint clean system
+UPSTREAM ?= .venv-octo-upstream
+
+.PHONY: align test lint clean system env-octo-upstream
 
 # The whole loop: demonstrations, start policy, preference labels, reward model, GRPO, evaluation, report.
 align: $(VENV)/.align
@@ -37,6 +39,16 @@ system:
 	@if ! ldconfig -p | grep -q libEGL.so.1 && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		apt-get update -q && apt-get install -q -y --no-install-recommends libegl1 libgl1 libgl1-mesa-dri; \
 	fi
+
+# The original Octo's reader, to check that it loads what we write:
+# OCTO_UPSTREAM_PYTHON=$(UPSTREAM)/bin/python $(BIN)/python -m pytest tests/policies/test_octo_official_writing.py
+env-octo-upstream: $(UPSTREAM)/.done
+
+$(UPSTREAM)/.done:
+	python3.11 -m venv $(UPSTREAM)
+	$(UPSTREAM)/bin/python -m pip install -q jax==0.4.20 jaxlib==0.4.20 flax==0.7.5 orbax-checkpoint==0.4.4 \
+		tensorstore==0.1.86 numpy==1.26.4 scipy==1.12.0
+	touch $@
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache

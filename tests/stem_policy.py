@@ -19,7 +19,7 @@ STD = 0.3
 
 
 class StemPolicy:
-    """Its means are tanh layers of the input. ``on_prepare`` is called whenever the stem runs (not when it is traced).
+    """Its means are a layer, a normalisation and a layer on top of the stem. ``on_prepare`` is called whenever the stem runs (not when it is traced).
 
     ``noise`` scales the random part of the imitation loss.
     """
@@ -49,8 +49,11 @@ class StemPolicy:
         return {"features": jnp.tanh(inputs["x"] @ params["stem/kernel"]), "sample": inputs["sample"]}
 
     def means(self, params: Mapping[str, jax.Array], inputs: Mapping[str, Any]) -> Float[jax.Array, "B 2 E"]:
-        hidden = jnp.tanh(inputs["features"] @ params["body/kernel"] + params["body/bias"])
-        return (hidden @ params["head/kernel"]).reshape(-1, S, E)
+        hidden = jax.nn.swish(inputs["features"] @ params["body/kernel"] + params["body/bias"])
+        mean = jnp.mean(hidden, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) - jnp.square(mean)
+        normal = (hidden - mean) * jax.lax.rsqrt(variance + 1e-6)
+        return (jax.nn.swish(normal) @ params["head/kernel"]).reshape(-1, S, E)
 
     def score(
         self, params: Mapping[str, jax.Array], inputs: Mapping[str, Any], reference: Float[jax.Array, "B 2 E"] | None

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rlaif.grpo import GRPO, num_valid
+from vla_rlaif.grpo import GRPO, importance_weights, num_valid
 from vla_rlaif.types import Targets
 
 B, S = 24, 5
@@ -73,6 +73,28 @@ def test_hand_worked_loss():
     assert float(loss) == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8) / 4 + 0.5 * 0.25)
     assert float(metrics["clip_fraction"]) == 0.5  # rows 0 and 3 bind
     assert float(metrics["reference_kl"]) == pytest.approx(0.25)
+
+
+def test_importance_weighs_the_surrogate_and_not_the_kl():
+    algorithm = GRPO(group_size=2, clip_low=0.2, clip_high=0.2, kl_coef=0.5)
+    t = Targets(
+        logp_old=np.zeros((2, 1)),
+        advantage=np.array([1.0, -1.0]),
+        mask=np.ones(2, bool),
+        num_valid=2.0,
+        importance=np.array([[0.5], [2.0]]),
+    )
+    loss, _ = algorithm.loss(np.log(np.array([[1.5], [1.5]])), t, np.array([[0.1], [0.3]]))
+    # min(1.5, 1.2) = 1.2 and min(-1.5, -1.2) = -1.5; mean KL = .2
+    assert float(loss) == pytest.approx(-(0.5 * 1.2 - 2.0 * 1.5) / 2 + 0.5 * 0.2)
+
+
+def test_importance_is_the_truncated_ratio_of_proximal_and_behaviour():
+    old, acted = np.log(np.array([[1.0, 3.0], [0.5, 9.0]])), np.array([[0.0, 0.0], [0.0, np.nan]])
+    for xs in (np.asarray, torch.tensor, jnp.asarray):
+        weights = importance_weights(xs(old), xs(acted), cap=2.0)
+        # a decision whose acted log-prob is unknown counts as it is
+        np.testing.assert_allclose(np.asarray(weights), [[1.0, 2.0], [0.5, 1.0]], rtol=1e-6)
 
 
 def test_constant_normaliser_by_hand():

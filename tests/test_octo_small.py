@@ -1,4 +1,4 @@
-"""Octo-Small in its official format through the command: train, resume, export, evaluate. Random weights, real sizes."""
+"""Octo-Small in its official format through the command: train, resume, export, evaluate. The weights are random."""
 
 import json
 from pathlib import Path

@@ -23,6 +23,7 @@ from vla_rlaif.config import (
     TabletopConfig,
     kl_coef,
 )
+from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
@@ -215,6 +216,7 @@ def build_parts(config: RunConfig, env: VectorEnv, policy: Any, run_dir: Path) -
         algorithm=build_algorithm(config),
         preferences=build_preferences(config, reward, run_dir),
         metadata=policy.metadata(),
+        stored=None if config.loop.stored is None else EpisodeStore(config.loop.stored),
     )
 
 
@@ -247,4 +249,3 @@ def build_preferences(config: RunConfig, reward: Any, run_dir: Path) -> Preferen
             seed=config.seed,
         ),
     )
-

@@ -357,6 +357,7 @@ class LearnerConfig(Model):
     target_kl: Annotated[float, Field(gt=0)] | None = (
         0.05  # nats per sub-step; the rest of the step's updates is skipped
     )
+    importance_cap: Annotated[float, Field(ge=1)] = 2.0  # of the weight of decisions that older weights took
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9  # running average of the weights, used for evaluation
 
 
@@ -367,6 +368,8 @@ class LoopConfig(Model):
     validate_every: Positive = 10
     validation_episodes: Positive = 128
     checkpoint_every: Positive = 10
+    stored: Path | None = None  # episode store that rollout workers fill; a step takes its groups there first
+    staleness: Annotated[int, Field(ge=0, le=4)] = 1  # updates by which stored groups may be older than the weights
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
 
 

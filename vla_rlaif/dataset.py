@@ -76,7 +76,7 @@ def require_kind(folder: Path, kind: str) -> None:
 
 def append_episodes(folder: Path, episodes: Episodes, about: Mapping[str, object]) -> list[str]:
     """Add one shard; returns the id of each episode, `shard:row`."""
-    shard = len(_manifest(folder)["shards"]) if (folder / "manifest.json").exists() else 0
+    shard = num_shards(folder)
     e = episodes
     flat = {f"images/{k}": v for k, v in e.images.items()} | {f"trace/{k}": v for k, v in e.trace.items()}
     flat |= {k: getattr(e, k) for k in ("state", "action", "logp", "mask", "executed", "success", "truth", "valid")}
@@ -90,18 +90,31 @@ def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
     """All shards with the ids of their episodes."""
     loaded = []
     for shard, (arrays, instruction) in enumerate(_read(folder, "episodes")):
-        part = lambda prefix, a=arrays: {k.removeprefix(prefix): v for k, v in a.items() if k.startswith(prefix)}  # noqa: E731
-        plain = {k: v for k, v in arrays.items() if "/" not in k and k != "version"}
-        episodes = Episodes(
-            images=part("images/"),
-            trace=part("trace/"),
-            starts=Starts(**part("starts/")),
-            instruction=tuple(instruction),
-            version=int(arrays["version"]),
-            **plain,
-        )
+        episodes = _episodes(arrays, instruction)
         loaded.append(([f"{shard}:{row}" for row in range(len(episodes.success))], episodes))
     return loaded
+
+
+def num_shards(folder: Path) -> int:
+    """How many shards a folder of episodes has; 0 if nothing was appended yet."""
+    return len(_manifest(folder)["shards"]) if (folder / "manifest.json").exists() else 0
+
+
+def read_shard(folder: Path, index: int) -> Episodes:
+    arrays, instruction = _read_file(folder / _manifest(folder)["shards"][index])
+    return _episodes(arrays, instruction)
+
+
+def _episodes(arrays: Mapping[str, np.ndarray], instruction: list[str]) -> Episodes:
+    part = lambda prefix: {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}  # noqa: E731
+    return Episodes(
+        images=part("images/"),
+        trace=part("trace/"),
+        starts=Starts(**part("starts/")),
+        instruction=tuple(instruction),
+        version=int(arrays["version"]),
+        **{k: v for k, v in arrays.items() if "/" not in k and k != "version"},
+    )
 
 
 def _write(
@@ -144,9 +157,13 @@ def _read(
     if manifest.get("kind") != kind:
         raise ValueError(f"{folder} holds {manifest.get('kind')}, wanted {kind}.")
     for name in manifest["shards"]:
-        try:
-            with (folder / name).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {k: file[k] for k in file.files if only is None or k in only}
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{folder / name} is damaged or missing: {error}. Collect the dataset again.") from None
-        yield arrays, arrays.pop("instruction").tolist()
+        yield _read_file(folder / name, only)
+
+
+def _read_file(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {k: file[k] for k in file.files if only is None or k in only}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} is damaged or missing: {error}. Collect the dataset again.") from None
+    return arrays, arrays.pop("instruction").tolist()

@@ -73,6 +73,7 @@ class GRPO:
         xp = array_namespace(logp)
         mask = targets.mask[:, None]
         weight = xp.astype(mask, logp.dtype) / (targets.num_valid * logp.shape[1])
+        acted = weight if targets.importance is None else weight * targets.importance
         advantage = targets.advantage[:, None]
 
         # Mask before exp: 0 * inf is nan, and nan gradients from padding would poison the step.
@@ -82,7 +83,7 @@ class GRPO:
         # min(r*A, clip(r)*A) only ever binds on the side the advantage pushes towards.
         up, down = xp.full_like(advantage, 1 + self.clip_high), xp.full_like(advantage, 1 - self.clip_low)
         bound = xp.where(advantage > 0, up, down)
-        loss = -xp.sum(weight * xp.minimum(ratio * advantage, bound * advantage))
+        loss = -xp.sum(acted * xp.minimum(ratio * advantage, bound * advantage))
         rows = xp.astype(mask, logp.dtype)
         count = rows / (xp.maximum(xp.sum(rows), xp.ones_like(xp.sum(rows))) * logp.shape[1])
         metrics = {
@@ -90,11 +91,24 @@ class GRPO:
             "clip_fraction": xp.sum(count * xp.astype(ratio * advantage > bound * advantage, logp.dtype)),
             "ratio_error": xp.max(xp.abs(ratio - 1)),
         }
+        if targets.importance is not None:
+            metrics["importance"] = xp.sum(count * targets.importance)
         if kl is not None:
             kl = xp.where(mask, kl, xp.zeros_like(kl))
             metrics["reference_kl"] = xp.sum(count * kl)
             loss = loss + self.kl_coef * xp.sum(weight * kl)
         return loss, metrics
+
+
+def importance_weights(
+    logp_old: Float[Array, "*b S"], logp_acted: Float[Array, "*b S"], *, cap: float
+) -> Float[Array, "*b S"]:
+    """What corrects the surrogate for decisions of older weights (decoupled PPO, https://arxiv.org/abs/2505.24298):
+    the ratio of the proximal to the behaviour policy, truncated at ``cap``. NaN in ``logp_acted`` is a ratio of 1."""
+    xp = array_namespace(logp_old)
+    known = ~xp.isnan(logp_acted)
+    log_ratio = xp.where(known, logp_old - logp_acted, xp.zeros_like(logp_old))
+    return xp.clip(xp.exp(xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)), 0.0, cap)
 
 
 def num_valid(

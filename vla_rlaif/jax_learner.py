@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 
 from vla_rlaif.config import LearnerConfig
 from vla_rlaif.devices import CompileCounter, Placement, to_host
+from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
 from vla_rlaif.learning import merge_micro_batches, split_minibatches, summarise
 from vla_rlaif.types import Array, Batch, Observation, Targets, Weights
@@ -89,6 +90,15 @@ def accumulate(
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, dict(params)), micro)
 
 
+def is_product(primitive: Any, *_: Any, **__: Any) -> bool:
+    """What the backward pass keeps of the forward pass; it computes the rest, which is cheap, again.
+
+    Keeping more would change how XLA fuses the forward pass, and thereby its last bits. As it is, the loss and the
+    program without gradients, which gives the log-probs to compare with, agree exactly: at lr 0 every ratio is 1.
+    """
+    return primitive in (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
+
+
 class JaxLearner:
     """Owns the trainable parameters, their running average, the reference and the optimiser.
 
@@ -120,8 +130,7 @@ class JaxLearner:
         def prepare_minibatch(trained, reference, frozen, inputs):
             """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
 
-            # The same loop over the same shapes as in `step`, and barriers around the same part: at lr 0 both programs
-            # give the same bits, so every ratio is exactly 1.
+            # The same loop over the same shapes as in `step`, and barriers around the same part: see `is_product`.
             def one(x):
                 x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, x)))
                 logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
@@ -133,7 +142,8 @@ class JaxLearner:
         def step(trained, opt_state, frozen, micro):
             def loss(trained, one):
                 inputs, targets, reference = one
-                logp, kl = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, inputs, reference))
+                score = jax.checkpoint(policy.score, policy=is_product)
+                logp, kl = jax.lax.optimization_barrier(score({**frozen, **trained}, inputs, reference))
                 return algorithm.loss(logp, Targets(**targets), kl)
 
             # Gradients of the micro-batches add up: every one divides by the same num_valid.
@@ -145,6 +155,7 @@ class JaxLearner:
         def blend(average, trained):
             return jax.tree.map(lambda a, p: keep * a + (1 - keep) * p, average, trained)
 
+        self._weigh = jax.jit(partial(importance_weights, cap=config.importance_cap))
         self._prepare, self._step, self._blend = prepare_minibatch, step, blend
 
     @property
@@ -190,6 +201,9 @@ class JaxLearner:
             rows, targets = jax.device_put((rows, targets), self._placement.rows)
             rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
             targets |= {"logp_old": logp_old, "num_valid": num_valid}
+            if batch.logp_acted is not None:
+                acted = jax.device_put(batch.logp_acted[index], self._placement.rows)
+                targets |= {"importance": self._weigh(logp_old, acted)}
             minibatches.append(((rows, targets, reference), mask.sum(axis=1).astype(float).tolist()))
         return minibatches
 

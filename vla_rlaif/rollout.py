@@ -168,8 +168,14 @@ def frames_at(
     )
 
 
-def make_batch(episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float, window: int = 1) -> Batch:
-    """Keep the live decisions of episodes that have an advantage, flattened to B rows, with what each of them saw."""
+def make_batch(
+    episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float, *, window: int = 1, is_stale: bool = False
+) -> Batch:
+    """Keep the live decisions of episodes that have an advantage, flattened to B rows, with what each of them saw.
+
+    ``is_stale``: older weights acted, so the log-probs that they gave go along. Of a chunk that success cut short they
+    cover more than was executed, which the learner cannot take apart: such a decision has NaN there.
+    """
     e = episodes
     n, t = np.nonzero(e.mask & (advantage != 0)[:, None])
     return Batch(
@@ -179,4 +185,5 @@ def make_batch(episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid
         advantage=advantage[n].astype(np.float32),
         mask=np.ones(len(n), bool),
         num_valid=num_valid,
+        logp_acted=np.where((e.executed == e.action.shape[2])[..., None], e.logp, np.nan)[n, t] if is_stale else None,
     )

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 
 from vla_rlaif.config import LearnerConfig
+from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
 from vla_rlaif.learning import merge_micro_batches, split_minibatches, summarise
 from vla_rlaif.types import Array, Batch, Observation, Targets, Weights
@@ -105,8 +106,12 @@ class TorchLearner:
             micro = []
             for index, valid in part:
                 x = {k: torch.as_tensor(v[index]) for k, v in inputs.items()}
+                logp_old = self._policy.score({**self._frozen, **self._trained}, x, None)[0]
+                acted = None if batch.logp_acted is None else torch.as_tensor(batch.logp_acted[index])
+                cap = self._config.importance_cap
                 targets = Targets(
-                    logp_old=self._policy.score({**self._frozen, **self._trained}, x, None)[0],
+                    logp_old=logp_old,
+                    importance=None if acted is None else importance_weights(logp_old, acted, cap=cap),
                     advantage=torch.as_tensor(batch.advantage[index]),
                     mask=torch.as_tensor(valid & batch.mask[index]),
                     num_valid=batch.num_valid / len(parts),

@@ -7,7 +7,7 @@ fitted again. Success is measured and never trained on (unless the reward says s
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from vla_rlaif.checkpoint import RunCheckpoints, save_policy
 from vla_rlaif.config import PreferenceRewardConfig, RunConfig
+from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.grpo import num_valid
 from vla_rlaif.interfaces import Algorithm, Learner, Policy, RewardModel, VectorEnv, WeightSync
@@ -51,6 +52,7 @@ class Parts:
     algorithm: Algorithm
     preferences: PreferenceLearner | None  # None: the reward is not learned from labels
     metadata: Mapping[str, Any]  # of the policy, for its checkpoints
+    stored: EpisodeStore | None = None  # groups that others have played, taken before any is played here
 
 
 @dataclass
@@ -62,13 +64,23 @@ class RunState:
     best_step: int = -1
     best_success: float = -1.0
     dead_steps: int = 0  # consecutive steps without a live group
+    shards_read: Mapping[str, int] = field(default_factory=dict)  # of parts.stored, by worker
 
 
 def train(
-    config: RunConfig, parts: Parts, log: MetricsLog, run_dir: Path, *, resume: bool, say: Say, until: int | None = None
+    config: RunConfig,
+    parts: Parts,
+    log: MetricsLog,
+    run_dir: Path,
+    *,
+    resume: bool,
+    say: Say,
+    until: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> RunState:
     """Run to ``config.loop.steps`` (or ``until``), from the newest checkpoint if ``resume``. The best policy of the
-    validation set is in ``run_dir/best``."""
+    validation set is in ``run_dir/best``. ``should_stop`` is asked after every step: a run that must leave its machine
+    checkpoints and returns."""
     loop, checkpoints = config.loop, RunCheckpoints(run_dir / "checkpoints", config.loop.keep_checkpoints)
     begun = time.monotonic()
     if resume and checkpoints.exists():
@@ -99,8 +111,11 @@ def train(
             state.minutes = minutes_before + (time.monotonic() - begun) / 60
             log.write(step, {"minutes": state.minutes, **metrics, **timer.metrics(), **compiled.metrics()})
             bar.update(state.step, one_line(metrics))
-            if state.step % loop.checkpoint_every == 0 or state.step == loop.steps:
+            stopping = should_stop()
+            if state.step % loop.checkpoint_every == 0 or state.step == loop.steps or stopping:
                 _save(checkpoints, parts, state)
+            if stopping:
+                break
     return state
 
 
@@ -111,27 +126,49 @@ def gather(config: RunConfig, parts: Parts, step: int, timer: Timer) -> tuple[Ba
     """
     loop, size = config.loop, config.algorithm.group_size
     num_groups, learned = config.env.num_envs // size, learned_reward(config)
-    rounds: list[Episodes] = []
     scores: list[Float[np.ndarray, " N"]] = []
-    metrics: dict[str, float] = {}
+    version = parts.learner.version
+    with timer.phase("rollout"):
+        rounds, metrics = take_stored(config, parts, num_groups)
     while True:
-        with timer.phase("rollout"):
-            starts = train_starts(config.seed, step * (1 + loop.max_refills) + len(rounds), num_groups, size)
-            rounds.append(rollout(parts.policy, parts.env, starts, seed=config.seed))
+        if len(scores) == len(rounds):
+            with timer.phase("rollout"):
+                starts = train_starts(config.seed, step * (1 + loop.max_refills) + len(rounds), num_groups, size)
+                rounds.append(rollout(parts.policy, parts.env, starts, seed=config.seed))
         with timer.phase("reward"):
             if parts.preferences is not None and len(rounds) == 1 and step and step % learned.refresh_every == 0:
-                ids = [f"{step}:{row}" for row in range(len(starts.seed))]
+                ids = [f"{step}:{row}" for row in range(len(rounds[0].success))]
                 metrics |= parts.preferences.refresh(rounds[0], ids, step, learned.labels_per_refresh)
             scores.append(np.where(rounds[-1].valid, parts.reward.score(rounds[-1]), np.nan))
         episodes, reward = concatenate(rounds), np.concatenate(scores)
         advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
-        if groups["groups/live"] >= loop.min_live_share * num_groups or len(rounds) > loop.max_refills:
-            break
+        enough = groups["groups/live"] >= loop.min_live_share * num_groups
+        if enough or len(rounds) > loop.max_refills or episodes.version != version:
+            break  # stale groups are not topped up with fresh ones: a batch is of one version
     metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**groups}
     metrics |= group_metrics(episodes, advantage, size) | {"groups/refills": len(rounds) - 1.0}
     metrics |= policy_metrics(parts.policy)
     denominator = num_valid(config.algorithm.normalizer, advantage, episodes.mask)
-    return make_batch(episodes, advantage, denominator, parts.policy.window), metrics
+    stale = episodes.version != version
+    return make_batch(episodes, advantage, denominator, window=parts.policy.window, is_stale=stale), metrics
+
+
+def take_stored(config: RunConfig, parts: Parts, num_groups: int) -> tuple[list[Episodes], dict[str, float]]:
+    """Groups that others have played and that are fresh enough, if there are enough for a step."""
+    if parts.stored is None:
+        return [], {}
+    version = parts.learner.version
+    taken = parts.stored.take(
+        num_groups=num_groups,
+        group_size=config.algorithm.group_size,
+        version=version,
+        staleness=config.loop.staleness,
+    )
+    metrics = {"stored/evicted": float(taken.evicted), "stored/used": 0.0}
+    if taken.episodes is None:
+        return [], metrics
+    age = float(version - taken.episodes.version)
+    return [taken.episodes], metrics | {"stored/used": float(len(taken.episodes.success)), "stored/age": age}
 
 
 def publish(parts: Parts) -> None:
@@ -173,6 +210,8 @@ def _save(checkpoints: RunCheckpoints, parts: Parts, state: RunState) -> None:
     tensors = {f"learner/{k}": v for k, v in parts.learner.state().items()}
     if parts.preferences is not None:
         tensors |= {f"preferences/{k}": v for k, v in parts.preferences.state().items()}
+    if parts.stored is not None:
+        state.shards_read = parts.stored.read
     checkpoints.save(state.step, {k: v for k, v in vars(state).items() if k != "step"}, tensors)
 
 
@@ -184,6 +223,8 @@ def _restore(checkpoints: RunCheckpoints, parts: Parts, log: MetricsLog, say: Sa
     parts.learner.restore(part("learner/"))
     if parts.preferences is not None:
         parts.preferences.restore(part("preferences/"))
+    if parts.stored is not None:
+        parts.stored.read = dict(saved["shards_read"])
     log.rewind(saved["step"])
     say(f"resuming at step {saved['step']}")
     return RunState(**{k: saved[k] for k in vars(RunState())})

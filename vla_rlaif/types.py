@@ -105,6 +105,7 @@ class Targets:
     advantage: Float[Array, " B"]
     mask: Bool[Array, " B"]
     num_valid: float | Float[Array, ""]  # what sums are divided by: fixed for the whole step, shared by micro-batches
+    importance: Float[Array, "B S"] | None = None  # of stale decisions: logp_old against the weights that acted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +118,4 @@ class Batch:
     advantage: Float[np.ndarray, " B"]
     mask: Bool[np.ndarray, " B"]
     num_valid: float
+    logp_acted: Float[np.ndarray, "B S"] | None = None  # of stale decisions, nats, as they were acted

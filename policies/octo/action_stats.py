@@ -100,21 +100,3 @@ class ActionStatistics:
             return self.std
         assert self.p01 is not None and self.p99 is not None
         return self.p99 - self.p01
-
-
-def select(
-    statistics: Mapping[str, Any], part: str, dataset: str | None = None
-) -> tuple[Mapping[str, Any], str | None]:
-    """(entry, dataset) out of a dataset_statistics.json: pretrained ones nest by dataset, finetuned ones are flat.
-
-    Raises:
-        ValueError: ``part`` is absent, or several datasets have it and ``dataset`` names none of them.
-    """
-    if part in statistics and dataset is None:
-        return statistics[part], None
-    names = sorted(name for name, value in statistics.items() if isinstance(value, Mapping) and part in value)
-    chosen = [name for name in names if dataset in (None, name)]
-    if len(chosen) != 1:
-        asked = "no dataset was named" if dataset is None else f"there is no {dataset!r}"
-        raise ValueError(f"statistics of {part!r}: {asked}; datasets with them are {', '.join(names) or 'none'}.")
-    return statistics[chosen[0]][part], chosen[0]

@@ -5,7 +5,6 @@ Axes: K sentences, n tokens of one, L feature width.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +100,7 @@ def export_folder(policy: OctoPolicy, to: Path, *, step: int) -> None:
     )
 
 
-def _cameras(
-    config: OctoCheckpointConfig, official: OfficialFolder, env: EnvSpec
-) -> tuple[tuple[str, str, int], ...]:
+def _cameras(config: OctoCheckpointConfig, official: OfficialFolder, env: EnvSpec) -> tuple[tuple[str, str, int], ...]:
     """(observation key, camera, pixels that the model wants) of every camera that is fed."""
     seen: Mapping[str, Any] = official.example_batch["observation"]
     keys = ", ".join(sorted(k for k in seen if k.startswith("image_")))
@@ -136,7 +133,10 @@ def _adapted(
     images = {name: part for name, part in spec.observation_tokenizers if isinstance(part, ImageSpec)}
     readers = {name: matching(part.obs_stack_keys, [key for key, _, _ in cameras]) for name, part in images.items()}
     read = {key for keys in readers.values() for key in keys}
-    wanted = {name: keys[0] if keys else part.obs_stack_keys[0] for (name, part), keys in zip(images.items(), readers.values(), strict=True)}
+    wanted = {
+        name: keys[0] if keys else part.obs_stack_keys[0]
+        for (name, part), keys in zip(images.items(), readers.values(), strict=True)
+    }
     wanted |= {key.removeprefix("image_"): key for key, _, _ in cameras if key not in read}
     proprio = _proprio(spec)
     if config.proprio and proprio is None:
@@ -152,7 +152,8 @@ def _adapted(
 def _proprio(spec: ModelSpec) -> str | None:
     """The tokenizer that reads proprioception."""
     return next(
-        (n for n, p in spec.observation_tokenizers if isinstance(p, LowdimSpec) and matching(p.obs_keys, [PROPRIO])), None
+        (n for n, p in spec.observation_tokenizers if isinstance(p, LowdimSpec) and matching(p.obs_keys, [PROPRIO])),
+        None,
     )
 
 
@@ -232,7 +233,9 @@ def _example_batch(policy: OctoPolicy, official: OfficialFolder) -> dict[str, An
     }
     if _proprio(policy.network.model) is not None:
         observation[PROPRIO] = np.zeros((1, window, policy.spec.state_dim), np.float32)
-    flags = {k: np.ones((1, window), bool) for k in (*images, "timestep", *([PROPRIO] if PROPRIO in observation else []))}
+    flags = {
+        k: np.ones((1, window), bool) for k in (*images, "timestep", *([PROPRIO] if PROPRIO in observation else []))
+    }
     task: dict[str, Any] = {k: v for k, v in old["task"].items() if not k.startswith("image_") and k != "pad_mask_dict"}
     task |= {k: v[:, 0] for k, v in images.items()}
     task["pad_mask_dict"] = {k: np.ones(1, bool) for k in task}

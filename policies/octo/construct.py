@@ -4,8 +4,7 @@ Axes: K sentences, n tokens of one, L feature width.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from jaxtyping import Float
 
 from vla_rlaif.config import LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings, SmallStemConfig
 from vla_rlaif.policies.octo import lora
+from vla_rlaif.policies.octo.embodiment import Embodiment
 from vla_rlaif.policies.octo.initial import initial_params
-from vla_rlaif.policies.octo.language import Language, Vocabulary, language_from_json
-from vla_rlaif.policies.octo.network import HEAD, PROPRIO, REFERENCE, TABLE, Embodiment, OctoNetwork
+from vla_rlaif.policies.octo.language import Vocabulary, language_from_json
+from vla_rlaif.policies.octo.network import PROPRIO, TABLE, OctoNetwork
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.spec import (
     DiffusionSpec,
@@ -77,7 +77,9 @@ def from_parts(config: OctoConfig | OctoCheckpointConfig, metadata: Mapping[str,
         origin={**metadata, "config": config.model_dump(mode="json")},
     )
     shapes = network.shapes()
-    wrong = [f"{k} {policy.params[k].shape}, not {v.shape}" for k, v in shapes.items() if policy.params[k].shape != v.shape]
+    wrong = [
+        f"{k} {policy.params[k].shape}, not {v.shape}" for k, v in shapes.items() if policy.params[k].shape != v.shape
+    ]
     if wrong:
         raise ValueError(f"The weights do not fit the stored model: {'; '.join(wrong[:5])}.")
     return policy
@@ -101,7 +103,12 @@ def scratch_spec(config: OctoConfig, env: EnvSpec) -> ModelSpec:
         encoder = KeypointSpec(channels=stem.channels)
     goals = isinstance(stem, SmallStemConfig) and stem.goal_images
     images = [
-        (c, ImageSpec(encoder=encoder, obs_stack_keys=(f"image_{c}",), task_stack_keys=(f"image_{c}",) if goals else ()))
+        (
+            c,
+            ImageSpec(
+                encoder=encoder, obs_stack_keys=(f"image_{c}",), task_stack_keys=(f"image_{c}",) if goals else ()
+            ),
+        )
         for c in env.cameras
     ]
     proprio = [(PROPRIO, LowdimSpec(obs_keys=(PROPRIO,)))] if config.proprio else []

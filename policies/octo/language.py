@@ -79,7 +79,7 @@ class Sentences:
         if unknown:
             raise ValueError(
                 f"the policy carries no language features of {sorted(unknown)[0]!r}. It knows: "
-                f"{'; '.join(self.sentences)}. Add the sentence to the env's instructions and load the Octo folder again."
+                f"{'; '.join(self.sentences)}. Add it to the env's instructions and load the Octo folder again."
             )
         return np.array([self._row[sentence] for sentence in instructions], np.int32)
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (https://arxiv.org/abs/2106.09685) on the kernels of the last transformer blocks.
 
-The adapted kernel is ``W + alpha / rank * a @ b``, built inside the compiled function: for Octo-Small that is a thousandth
-of one forward pass, and with ``b`` = 0 it is exactly ``W``. Parameters are flat, by '/'-joined name.
+The adapted kernel is ``W + alpha / rank * a @ b``, built inside the compiled function: for Octo-Small a thousandth of
+one forward pass. With ``b`` = 0 it is exactly ``W``. Parameters are flat, by '/'-joined name.
 """
 
 import math

@@ -88,7 +88,9 @@ def take_group(x: Float[jax.Array, "B L D"], layout: Layout, name: str) -> Float
     return x[:, layout.positions(name)]
 
 
-def attention_mask(spec: ModelSpec, layout: Layout, key_ok: Bool[jax.Array, "B L"] | None) -> Bool[jax.Array, "#B 1 L L"]:
+def attention_mask(
+    spec: ModelSpec, layout: Layout, key_ok: Bool[jax.Array, "B L"] | None
+) -> Bool[jax.Array, "#B 1 L L"]:
     """Row attends to column; one mask for all heads."""
     rule = jnp.asarray(layout.rule(correct=spec.use_correct_attention))[None, None]
     return rule if key_ok is None else rule & key_ok[:, None, None, :]
@@ -105,7 +107,9 @@ class OctoTokens(nn.Module):
         prefix, step = self._task_groups(inputs), self._observation_groups(inputs)
         if not step:
             wanted = [name for name, _ in self.spec.observation_tokenizers]
-            raise ValueError(f"no tokenizer of {wanted} reads any of the observation keys {sorted(inputs.observation)}.")
+            raise ValueError(
+                f"no tokenizer of {wanted} reads any of the observation keys {sorted(inputs.observation)}."
+            )
         batch, window = step[0].tokens.shape[:2]
         if window > self.spec.max_horizon:
             raise ValueError(f"a window of {window} frames; the model has positions for {self.spec.max_horizon}.")
@@ -167,7 +171,9 @@ class OctoTokens(nn.Module):
         return nn.Dense(self.spec.token_embedding_size, dtype=self.dtype, name=f"{name}_projection")(tokens)
 
 
-def _group_mask(inputs: Inputs, keys: list[str], tokens: Float[jax.Array, "B T n F"]) -> Bool[jax.Array, "B T n"] | None:
+def _group_mask(
+    inputs: Inputs, keys: list[str], tokens: Float[jax.Array, "B T n F"]
+) -> Bool[jax.Array, "B T n"] | None:
     """Padding of the window, and whether any of the group's inputs is there. None: everything is."""
     flags = [inputs.observation_ok.get(key) for key in keys]
     present = [flag for flag in flags if flag is not None]

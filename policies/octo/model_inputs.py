@@ -1,7 +1,7 @@
 """What a caller gives an Octo model, checked against what it was trained on before anything is compiled.
 
 Observations and tasks have upstream's keys. Whatever can be derived may be left out: ``pad_mask_dict``, ``timestep``,
-``timestep_pad_mask``, goal images (black, as upstream). Nothing that is given is ignored.
+``timestep_pad_mask``, goal images (black, as upstream). What no tokenizer could read is refused.
 Axes: B batch, T window, n language tokens, F their width.
 """
 
@@ -62,6 +62,7 @@ class InputRules:
         observation, task = example_batch["observation"], example_batch["task"]
         keys = sorted(observation.keys() - OF_TRAINING)
         self.language = language if spec.task_tokenizers else None
+        self.max_horizon = spec.max_horizon
         self.reads = {name: _patterns(part, keys) for name, part in spec.observation_tokenizers}
         self.observation = {
             key: Wanted(("B", "T"), observation[key].shape[2:], observation[key].dtype)
@@ -101,6 +102,8 @@ class InputRules:
         for key, value in fed.items():
             self.observation[key].check(f"observation {key}", value)
         batch, window = _one_size({f"observation {key}": value.shape[:2] for key, value in fed.items()})
+        if window > self.max_horizon:
+            raise ValueError(f"a window of {window} frames; the model has positions for {self.max_horizon}.")
         ok = observations.get(WINDOW_OK) if timestep_pad_mask is None else timestep_pad_mask
         images = {key for name in self.goals for key in self.reads[name] if key in fed}
         flags = _of(observations, FLAGS, self._flags[0])
@@ -130,7 +133,7 @@ class InputRules:
             raise ValueError(f"{', '.join(wrong)} rows, the observations {batch}: give one task, or one for each.")
         for key in sorted(stacked & fed.keys() - found.keys()):
             found[key] = np.zeros(self.task[key].shape, self.task[key].dtype)[None]
-        repeated = {key: jnp.broadcast_to(jnp.asarray(v), (batch, *v.shape[1:])) for key, v in found.items()}
+        repeated = {key: _repeated(value, batch) for key, value in found.items()}
         if LANGUAGE not in found:
             return repeated, None
         return repeated, _flag(f"task {FLAGS} {LANGUAGE}", flags.get(LANGUAGE), (batch,))
@@ -166,8 +169,8 @@ class InputRules:
                 absent.add(name)
         if absent == self.reads.keys():
             raise ValueError(f"the observations have none of {', '.join(self.observation)}, which the model reads.")
-        silent = [f"{name} ({', '.join(self.reads[name])})" for name in self.reads if name in absent]
-        silent += [f"{key}" for key in language if key not in tasks]
+        silent = [f"{name} ({', '.join(keys)})" for name, keys in self.reads.items() if keys and name in absent]
+        silent += [key for key in language if key not in tasks]
         if silent:
             here = str(Path(__file__).parent)
             warnings.warn(f"no input for {', '.join(silent)}: left out of the sequence.", skip_file_prefixes=(here,))
@@ -186,6 +189,14 @@ def _refuse_unread(what: str, given: Mapping[str, Any], read: Iterable[str]) -> 
             f"no tokenizer reads {', '.join(unread)} of the {what}; the model reads {', '.join(read) or 'nothing'}. "
             "Leave it out, or adapt the model."
         )
+
+
+def _repeated(value: Given, batch: int) -> jax.Array:
+    """One row for all, on the host if it is there: on the device every shape would be compiled."""
+    shape = (batch, *value.shape[1:])
+    if isinstance(value, np.ndarray):
+        return jnp.asarray(np.broadcast_to(value, shape))
+    return value if value.shape == shape else jnp.broadcast_to(value, shape)
 
 
 def _one_size(sizes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
@@ -207,9 +218,10 @@ def _flag(where: str, value: Any, shape: tuple[int, ...]) -> Bool[jax.Array, "..
     """True where nothing is given; 0 and 1 may stand for booleans. A batch of one is repeated."""
     if value is None:
         return jnp.asarray(np.ones(shape, bool))
-    if not isinstance(value, np.ndarray | jax.Array) or value.shape[1:] != shape[1:] or len(value) not in (1, shape[0]):
-        got = list(value.shape) if isinstance(value, np.ndarray | jax.Array) else type(value).__name__
-        raise ValueError(f"{where} is {got}, wanted booleans {list(shape)}.")
+    if not isinstance(value, np.ndarray | jax.Array):
+        raise ValueError(f"{where} is a {type(value).__name__}, wanted an array of booleans {list(shape)}.")
+    if value.shape not in (shape, (1, *shape[1:])):
+        raise ValueError(f"{where} has shape {list(value.shape)}, wanted booleans {list(shape)}.")
     host = np.asarray(value)
     if host.dtype != bool and not np.isin(host, (0, 1)).all():
         raise ValueError(f"{where} has values other than 0 and 1; wanted booleans {list(shape)}.")

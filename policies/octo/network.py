@@ -1,7 +1,7 @@
-"""Pure functions of Octo's parameters: read out, sample, score, imitate. Everything here can be jitted and differentiated.
+"""Pure functions of Octo's parameters: encode, read out, predict, imitate. All can be jitted and differentiated.
 
-Axes: N rows acting, B decisions being learned from, T window, S trained denoising steps, E = H * A numbers that the head
-predicts, D token width. Actions are normalised; parameters are flat, by '/'-joined name.
+``chain.py`` makes a policy of them. Axes: B rows, T window, S trained of K denoising steps, E = H * A numbers that the
+head predicts, n readout tokens, D token width. Actions are normalised; parameters are flat, by '/'-joined name.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.config import FullTuning, LoraTuning, OctoSettings
 from vla_rlaif.policies.octo import diffusion, lora
 from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
+from vla_rlaif.policies.octo.embodiment import Embodiment
 from vla_rlaif.policies.octo.images import resize_frames
 from vla_rlaif.policies.octo.model import LANGUAGE, Inputs, Layout, OctoTokens, Tokens, attention_mask
 from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, ModelSpec
@@ -30,28 +31,6 @@ BLOCKS = "octo_transformer/BlockTransformer_0/"
 REFERENCE = "reference/"  # the frozen copy of the head
 TABLE = "language/table"  # what ``ids`` of the inputs index: features of words, or of whole sentences
 PROPRIO = "proprio"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embodiment:
-    """How an environment meets a model: which camera feeds which input, and how much of a prediction is executed."""
-
-    cameras: tuple[tuple[str, str, int], ...]  # (observation key, camera of the env, pixels that the model wants)
-    state_dim: int  # P
-    action_dim: int  # of the env; what the head predicts beyond it is noise, as upstream
-    chunk: int  # env steps executed of each prediction
-    language: tuple[int, int]  # tokens of a sentence and their width
-
-    def fits(self, head: DiffusionSpec) -> None:
-        for name, have, want in (
-            ("action_horizon", head.action_horizon, self.chunk),
-            ("action_dim", head.action_dim, self.action_dim),
-        ):
-            if have < want:
-                raise ValueError(
-                    f"the action head has {name} {have}, the env needs {want}. Lower env.chunk, or start a new head "
-                    f"(policy.new_head: true) and imitate demonstrations with it."
-                )
 
 
 @dataclass(frozen=True)
@@ -69,9 +48,14 @@ class OctoNetwork:
 
     def __post_init__(self) -> None:
         self.body.fits(self.head_spec)
+        if self.settings.window > self.model.max_horizon:
+            raise ValueError(
+                f"a window of {self.settings.window} frames; the model has positions for {self.model.max_horizon}."
+            )
         if self.settings.tuned_steps > self.head_spec.diffusion_steps:
             raise ValueError(
-                f"tuned_steps {self.settings.tuned_steps} exceeds the {self.head_spec.diffusion_steps} steps of the head."
+                f"tuned_steps {self.settings.tuned_steps} exceeds the {self.head_spec.diffusion_steps} steps of the "
+                "head."
             )
         if not self.tuned.size:
             raise ValueError("tuned_steps 1 with std_floor 0 leaves no denoising step with a density: raise either.")
@@ -155,12 +139,12 @@ class OctoNetwork:
         return flatten_dict(tree, sep="/")  # pyright: ignore[reportReturnType]
 
     def encode(self, params: Params, inputs: Mapping[str, jax.Array]) -> Tokens:
-        """The token sequence of a window. Leaves of ``inputs``: ``image/<camera>``, ``ids``, ``state``, ``frame_ok``."""
+        """The token sequence of a window. ``inputs`` has ``image/<camera>``, ``ids``, ``state`` and ``frame_ok``."""
         variables = {"params": _subtree(params, TRUNK)}
         return self.tokens.apply(variables, self._model_inputs(inputs, params[TABLE]))  # pyright: ignore
 
     def prepare(self, params: Params, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The inputs with everything computed that no trained parameter touches: once for actor, reference and epochs."""
+        """The inputs after all that no trained parameter touches: once for actor, reference and every epoch."""
         first, kept = self.first_tuned_block, {k: v for k, v in inputs.items() if k in TRACE}
         if first < 0 or "readout" in inputs:
             return dict(inputs)
@@ -215,72 +199,6 @@ class OctoNetwork:
     ) -> Float[jax.Array, "*b E"]:
         """The noise in ``x``."""
         return self._apply_head(params, prefix, condition, x, step)
-
-    def sample(
-        self,
-        params: Params,
-        readout: Float[jax.Array, "N n D"],
-        seeds: UInt32[jax.Array, " N"],
-        noise_scale: Float[jax.Array, ""],
-    ) -> dict[str, jax.Array]:
-        """Denoise from N(0, 1): the final ``action`` [N, E], ``logp`` [N, S] of the whole chain, and the trace."""
-        steps = np.arange(self.head_spec.diffusion_steps - 1, -1, -1)
-        x, noise = self._noise(seeds)
-        first, last = steps > self.tuned[0], steps < self.tuned[-1]
-
-        def run(x: jax.Array, part: Bool[np.ndarray, " K"], prefix: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-            condition = self.condition(params, readout, prefix)
-
-            def predict(x: jax.Array, step: jax.Array) -> jax.Array:
-                return self.predict(params, condition, x, step, prefix)
-
-            stds, limit = noise_scale * jnp.asarray(self.stds[steps[part]]), self.head_spec.max_action
-            return diffusion.denoise(predict, self.schedule, x, noise[part], steps[part], stds, limit, self.live)
-
-        start = run(x, first, REFERENCE + HEAD)[0] if first.any() else x
-        x, samples, means = run(start, ~(first | last), HEAD)
-        action = run(x, last, REFERENCE + HEAD)[0] if last.any() else x
-        density = diffusion.log_density(samples, means, jnp.asarray(self.tuned_stds)[:, None, None])
-        executed = jnp.full(len(seeds), self.body.chunk)
-        logp = diffusion.reduce_dims(density, self._scored(executed)[None], self.settings.logp_reduction)
-        return {"action": action, "logp": logp.T, "start": start, "chain": jnp.swapaxes(samples, 0, 1)}
-
-    def sample_ddim(
-        self, params: Params, readout: Float[jax.Array, "N n D"], seeds: UInt32[jax.Array, " N"]
-    ) -> Float[jax.Array, "N E"]:
-        """The action by few deterministic steps of the trained head (https://arxiv.org/abs/2010.02502)."""
-        assert self.settings.ddim_steps is not None
-        condition = self.condition(params, readout)
-
-        def predict(x: jax.Array, step: jax.Array) -> jax.Array:
-            return self.predict(params, condition, x, step)
-
-        steps = diffusion.ddim_steps(self.head_spec.diffusion_steps, self.settings.ddim_steps)
-        x, _ = self._noise(seeds)
-        return diffusion.ddim(predict, self.schedule, x, steps, self.head_spec.max_action, self.live)
-
-    def means(self, params: Params, inputs: Mapping[str, jax.Array]) -> Float[jax.Array, "B S E"]:
-        """Means of all trained steps of stored chains, in one call of the head."""
-        before = diffusion.next_state(inputs["chain"][:, :-1], self.live, self.head_spec.max_action)
-        states = jnp.concatenate([inputs["start"][:, None], before], axis=1)
-        step = jnp.asarray(self.tuned)[None]
-        condition = self.condition(params, self.readout(params, inputs))
-        noise = self.predict(params, condition[:, None], states, step)
-        return self.schedule.mean(states, noise, step)
-
-    def score(
-        self, params: Params, inputs: Mapping[str, jax.Array], reference_means: Float[jax.Array, "B S E"] | None = None
-    ) -> tuple[Float[jax.Array, "B S"], Float[jax.Array, "B S"] | None]:
-        """Log-probability of stored chains, and the divergence from the policy that made ``reference_means``.
-
-        Nats, over the dims of the env steps that were executed: a mean or a sum, as the settings say.
-        """
-        means, stds = self.means(params, inputs), jnp.asarray(self.tuned_stds)[None, :, None]
-        mask, how = self._scored(inputs["executed"])[:, None], self.settings.logp_reduction
-        logp = diffusion.reduce_dims(diffusion.log_density(inputs["chain"], means, stds), mask, how)
-        if reference_means is None:
-            return logp, None
-        return logp, diffusion.reduce_dims(diffusion.divergence(means, reference_means, stds), mask, how)
 
     def imitation_loss(
         self,
@@ -354,17 +272,6 @@ class OctoNetwork:
         observation[PROPRIO] = state if state.ndim == 3 else state[:, None]
         language = jnp.zeros((len(state), *self.body.language)) if table is None else table[inputs["ids"]]
         return Inputs(observation, {LANGUAGE: language}, frame_ok=inputs.get("frame_ok"))
-
-    def _noise(self, seeds: UInt32[jax.Array, " N"]) -> tuple[Float[jax.Array, "N E"], Float[jax.Array, "K N E"]]:
-        """Start and noise of every step: one stream a row, from its seed alone."""
-        shape = (self.head_spec.diffusion_steps + 1, self.width)
-        rows = jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), shape))(seeds)
-        return rows[:, 0], jnp.moveaxis(rows[:, 1:], 1, 0)
-
-    def _scored(self, executed: Int[jax.Array, " B"]) -> Bool[jax.Array, "B E"]:
-        """The numbers that reached the simulator: executed env steps, dims that the env has."""
-        steps = jnp.arange(self.head_spec.action_horizon)[None] < executed[:, None]
-        return jnp.repeat(steps, self.head_spec.action_dim, axis=1) & jnp.asarray(self.live)
 
     def _example(self) -> dict[str, jax.Array]:
         """One row of zeros, shaped like what acting sees."""

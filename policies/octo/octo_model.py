@@ -1,4 +1,4 @@
-"""Octo as its users know it: load a folder, make tasks, sample actions, compute the training loss, save.
+"""Octo as its users know it: load, make tasks, sample actions, train, save.
 
 It stands beside ``OctoPolicy`` (policy.py), which is Octo for reinforcement learning in one environment. Observations
 and tasks have upstream's keys and are batched: images [B T h w 3] and so on; see ``describe``. Functions are compiled
@@ -18,6 +18,7 @@ Axes: B batch, T window, S noise draws, K denoising steps, H actions of a chunk,
 statistics: of the head), D those of the head, E = H * D, *s the sample shape.
 """
 
+import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from vla_rlaif.policies.octo.action_stats import ActionStatistics
+from vla_rlaif.policies.octo.adapt import MergeReport, merge
 from vla_rlaif.policies.octo.dataset_statistics import DatasetStatistics
 from vla_rlaif.policies.octo.describe import describe
 from vla_rlaif.policies.octo.forward import Draws, OctoForward, TokenGroup
@@ -43,6 +45,7 @@ from vla_rlaif.policies.octo.head_arguments import (
     checked_noise,
     warn_if_stuck,
 )
+from vla_rlaif.policies.octo.initial import initial_params
 from vla_rlaif.policies.octo.instructions import IDS, Instructions
 from vla_rlaif.policies.octo.model import LANGUAGE, Inputs
 from vla_rlaif.policies.octo.model_inputs import InputRules
@@ -119,17 +122,32 @@ class OctoModel:
 
     def check(self) -> None:
         """Raises ValueError unless the parameters are those of the spec, for inputs like the example."""
-        read = (
-            (self.rules.observation, self.example_batch["observation"]),
-            (self.rules.task, self.example_batch["task"]),
-        )
-        observation, task = ({key: jnp.asarray(part[key]) for key in keys if key in part} for keys, part in read)
-        if self.spec.task_tokenizers and LANGUAGE in self.example_batch["task"]:
-            task[LANGUAGE] = jnp.zeros((1, *self._example_language()))
-        wanted = {name: leaf.shape for name, leaf in self.forward.shapes(Inputs(observation, task)).items()}
         other = tuple(f"heads_{name}/" for name, _ in self.spec.heads if name != "action")  # carried, never used
         own = {name: value.shape for name, value in self.params.items() if not name.startswith(other)}
+        wanted = {name: leaf.shape for name, leaf in self._shapes().items()}
         check_params({name: np.broadcast_to(np.float32(), shape) for name, shape in own.items()}, wanted)
+
+    def adapted(
+        self,
+        spec: ModelSpec,
+        *,
+        seed: int,
+        example_batch: Mapping[str, Any] | None = None,
+        allow_new: tuple[str, ...] = (),
+        skip: tuple[str, ...] = (),
+    ) -> tuple["OctoModel", MergeReport]:
+        """The start of fine-tuning: a model of another spec (``adapt.adapted_spec``), with the parameters that fit.
+
+        ``example_batch`` is one of the new data, if inputs or actions look different; ``seed`` draws what is new.
+
+        Raises:
+            ValueError: parameters are new or unused and no pattern allows it (see ``adapt.merge``).
+        """
+        other = dataclasses.replace(self, spec=spec, example_batch=example_batch or self.example_batch)
+        loaded = {name: np.asarray(value) for name, value in self.params.items()}
+        wanted = initial_params(other._shapes(), seed)
+        params, report = merge(loaded, wanted, allow_new=allow_new, skip=skip)
+        return dataclasses.replace(other, params=jax.device_put(params)), report
 
     def create_tasks(
         self,
@@ -287,6 +305,15 @@ class OctoModel:
             num_params=own,
             num_encoder_params=encoder,
         )
+
+    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Of the parameters that the spec wants, for inputs like the example."""
+        example, rules = self.example_batch, self.rules
+        read = (rules.observation, example["observation"]), (rules.task, example["task"])
+        observation, task = ({key: jnp.asarray(part[key]) for key in keys if key in part} for keys, part in read)
+        if self.spec.task_tokenizers and LANGUAGE in example["task"]:
+            task[LANGUAGE] = jnp.zeros((1, *self._example_language()))
+        return self.forward.shapes(Inputs(observation, task))
 
     @property
     def _language(self) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from vla_rlaif.config import HeadTuning, LoraTuning
+from vla_rlaif.policies.octo import chain
 from vla_rlaif.policies.octo.language import Language
 from vla_rlaif.policies.octo.lora import PREFIX as LORA
 from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE, OctoNetwork, Params, with_reference
@@ -25,8 +26,8 @@ SATURATION = 0.98  # of max_action: a coordinate beyond it counts as clipped
 
 # Compiled once for each network and batch size, whatever the number of policies.
 _readout = jax.jit(OctoNetwork.readout, static_argnums=0)
-_sample = jax.jit(OctoNetwork.sample, static_argnums=0)
-_sample_ddim = jax.jit(OctoNetwork.sample_ddim, static_argnums=0)
+_sample = jax.jit(chain.sample, static_argnums=0)
+_sample_ddim = jax.jit(chain.sample_ddim, static_argnums=0)
 _features = jax.jit(OctoNetwork.features, static_argnums=0)
 
 
@@ -146,7 +147,7 @@ class OctoPolicy:
 
     def means(self, params: Params, inputs: Mapping[str, jax.Array | np.ndarray]) -> Float[jax.Array, "B S E"]:
         """Means of the trained denoising steps. Pure."""
-        return self.network.means(params, _on_device(inputs))
+        return chain.means(self.network, params, _on_device(inputs))
 
     def score(
         self,
@@ -155,7 +156,7 @@ class OctoPolicy:
         reference_means: Float[jax.Array, "B S E"] | None = None,
     ) -> tuple[Float[jax.Array, "B S"], Float[jax.Array, "B S"] | None]:
         """Log-probabilities, and divergences if there is a reference; nats. Pure."""
-        return self.network.score(params, _on_device(inputs), reference_means)
+        return chain.score(self.network, params, _on_device(inputs), reference_means)
 
     def imitation_inputs(self, obs: Observation) -> dict[str, np.ndarray]:
         """What the trunk reads, leaves "B ..." or, with a window, "B T ..."."""

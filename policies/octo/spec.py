@@ -1,7 +1,7 @@
 """What an Octo network is made of, as typed data: the ``model`` section of an official config.json, both ways.
 
 Names in a checkpoint's config pick from the classes here; its ``module`` entries are never imported. Every spec is
-frozen and hashable, so equal networks share their compiled functions. Source of the defaults: octo-models/octo @ 241fb35.
+frozen and hashable, so equal networks share their compiled functions. Defaults: octo-models/octo @ 241fb35.
 """
 
 import dataclasses
@@ -165,11 +165,10 @@ class DiscreteSpec:
 
 ObservationSpec = ImageSpec | LowdimSpec
 HeadSpec = DiffusionSpec | ContinuousSpec | MseSpec | L1Spec | DiscreteSpec
-CLASSES: Mapping[str, type] = {
-    c.NAME: c
-    for c in (StemSpec, Stem32Spec, PatchSpec, KeypointSpec, ImageSpec, LowdimSpec, LanguageSpec)
-    + (DiffusionSpec, ContinuousSpec, MseSpec, L1Spec, DiscreteSpec)
-}
+ENCODERS = (StemSpec, Stem32Spec, PatchSpec, KeypointSpec)
+TOKENIZERS = (ImageSpec, LowdimSpec, LanguageSpec)
+HEADS = (DiffusionSpec, ContinuousSpec, MseSpec, L1Spec, DiscreteSpec)
+CLASSES: Mapping[str, type] = {kind.NAME: kind for kind in (*ENCODERS, *TOKENIZERS, *HEADS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +215,20 @@ class ModelSpec:
         if unknown:
             known = sorted({f.name for f in dataclasses.fields(cls)} - {"transformer"} | {"transformer_kwargs"})
             raise ValueError(f"unknown key {unknown[0]!r} in the model's config; known are {', '.join(known)}.")
-        missing = sorted({"observation_tokenizers", "heads", "readouts", "transformer_kwargs"} - model.keys())
+        wanted = {
+            "observation_tokenizers",
+            "heads",
+            "readouts",
+            "transformer_kwargs",
+            "token_embedding_size",
+            "max_horizon",
+        }
+        missing = sorted(wanted - model.keys())
         if missing:
             raise ValueError(f"the model's config lacks {missing[0]!r}: it is not an Octo config.")
+        for group in ("observation_tokenizers", "task_tokenizers", "readouts", "heads", "transformer_kwargs"):
+            if not isinstance(model.get(group, {}), Mapping):
+                raise ValueError(f"{group} of the model's config is {model[group]!r}, wanted a mapping by name.")
         readouts: Mapping[str, int] = model["readouts"]
         spec = cls(
             observation_tokenizers=tuple((k, _part(v, k)) for k, v in model["observation_tokenizers"].items()),
@@ -257,7 +267,9 @@ class ModelSpec:
                 f"the action head reads {self.head.readout_key!r}; readouts are {', '.join(dict(self.readouts))}."
             )
         if self.transformer.add_position_embedding:
-            raise ValueError("transformer_kwargs.add_position_embedding is true; Octo adds positions by group: use false.")
+            raise ValueError(
+                "transformer_kwargs.add_position_embedding is true; positions are added by group: use false."
+            )
 
 
 def _part(value: Mapping[str, Any], where: str) -> Any:

@@ -1,5 +1,5 @@
 """The two kinds of file that hold arrays in an official Octo folder: msgpack trees as flax writes them, and the array
-stores of orbax. Names of arrays are '/'-joined in memory. Nothing in these files can name code.
+stores of orbax. Names are '/'-joined in memory and '.'-joined in a store. Nothing in these files can name code.
 """
 
 import mmap

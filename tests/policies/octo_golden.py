@@ -1,17 +1,20 @@
 """Numbers of the original Octo, tiny, and our model with the same parameters; see tests/golden/octo/README.md."""
 
 import dataclasses
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from vla_rlaif.policies.octo.adapt import adapted_spec
 from vla_rlaif.policies.octo.octo_model import OctoModel
+from vla_rlaif.policies.octo.spec import HeadSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "octo"
 CHECKPOINT = GOLDEN / "tiny_ckpt"
@@ -99,3 +102,32 @@ def assert_close(got: Any, want: np.ndarray, atol: float, name: str) -> None:
     worst = float(np.abs(got.astype(np.float64) - want).max())
     print(f"{name}: {worst:.1e} of {atol:.0e}")
     assert worst <= atol, f"{name}: {worst}"
+
+
+def noise(batch: int = 3, seed: int = 0, shape: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """What a sampler of the tiny head starts from and adds: any numbers."""
+    x = np.random.default_rng(seed).normal(size=(21, *shape, batch, 28)).astype(np.float32)
+    return x[0], x[1:]
+
+
+@cache
+def with_head(head: HeadSpec) -> OctoModel:
+    """Our model with a fresh head."""
+    spec = adapted_spec(model().spec, head=head)
+    octo, report = model().adapted(spec, seed=0, allow_new=("heads_action/*",), skip=("heads_action/*",))
+    assert all(name.startswith("heads_action/") for name in report.initialised)
+    return octo
+
+
+@contextmanager
+def counted_compilations() -> Iterator[list[str]]:
+    names: list[str] = []
+
+    def count(event: str, duration_secs: float, **_: str | int) -> None:
+        names.extend([event] * ("backend_compile" in event))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)

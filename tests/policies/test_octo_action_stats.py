@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rlaif.policies.octo.action_stats import ActionStatistics, select
+from vla_rlaif.policies.octo.action_stats import ActionStatistics
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "octo"
 KINDS: tuple[Literal["normal", "bounds"], ...] = ("normal", "bounds")
@@ -157,17 +157,3 @@ def test_arrays_of_another_size_are_refused() -> None:
         tiny().normalise(np.zeros((2, 8), np.float32))
     with pytest.raises(ValueError, match="head has 6 dims, the statistics have 7"):
         tiny().unnormalise(np.zeros((2, 6), np.float32))
-
-
-def test_pain_6_nested_and_flat_statistics() -> None:
-    """octo-models/octo issue 113: pretrained files nest by dataset, finetuned ones do not."""
-    values, dataset = select(official(), "action", "tiny_two_arm")
-    assert dataset == "tiny_two_arm" and values is official()["tiny_two_arm"]["action"]
-    assert select(official(), "proprio") == (official()["tiny_bridge"]["proprio"], "tiny_bridge")
-    assert select(official()["tiny_bridge"], "action") == (official()["tiny_bridge"]["action"], None)
-    with pytest.raises(ValueError, match="no dataset was named; datasets with them are tiny_bridge, tiny_two_arm"):
-        select(official(), "action")
-    with pytest.raises(ValueError, match=r"there is no 'bridge'; .* tiny_bridge, tiny_two_arm"):
-        select(official(), "action", "bridge")
-    with pytest.raises(ValueError, match="there is no 'tiny_two_arm'; datasets with them are tiny_bridge"):
-        select(official(), "proprio", "tiny_two_arm")

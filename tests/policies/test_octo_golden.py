@@ -1,6 +1,7 @@
 """Octo against every stored number of the original implementation; see tests/golden/octo/README.md."""
 
 import json
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from vla_rlaif.policies.octo.t5 import T5Encoder
 
 CASES = sorted({name.split("/")[1] for name in golden() if name.startswith("out/")})
 T5 = "octo_transformer/task_tokenizers_language/hf_model/"
-TOKENS, NOISE, LOSS, GRADIENT, ACTION = 2e-5, 2e-5, 1e-5, 1e-4, 1e-3
+TOKENS, NOISE, LOSS, GRADIENT, ACTION, ROUNDING = 2e-5, 2e-5, 1e-5, 1e-4, 1e-3, 1e-6
 
 
 # Tokens
@@ -100,7 +101,8 @@ def test_values_inside() -> None:
     for name, want in stored.items():
         value = got[name.removesuffix("/first_frame")]
         value = value.reshape(want.shape) if "projection" in name else value[: len(want)]
-        assert_close(value, want, TOKENS, f"inter/full/{name}")
+        scale = max(1.0, float(np.abs(want).max()))  # a convolution before its normalisation reaches 10
+        assert_close(value, want, TOKENS * scale, f"inter/full/{name}")
 
 
 # Head
@@ -153,19 +155,24 @@ def test_whole_trajectory_at_all_positions() -> None:
     assert_close(states, g["sample/x"][1:], ACTION, "sample/x")
     assert_close(means.reshape(20, *shape), g["sample/mean"], ACTION, "sample/mean")
     before = np.concatenate([g["sample/x"][:1], states[:-1]])
-    noise = predicted(emb, before, np.broadcast_to(steps[:, None, None], (20, 3, 2)))
-    assert_close(noise, g["sample/eps"], ACTION, "sample/eps")
+    eps = predicted(emb, before, np.broadcast_to(steps[:, None, None], (20, 3, 2)))
+    assert_close(eps, g["sample/eps"], ACTION, "sample/eps")
+
+
+@cache
+def noise(shape: tuple[int, ...] = (), window: int = 2) -> tuple[jax.Array, jax.Array]:
+    """What upstream drew for its key. ``sample_actions`` draws the same way (test_octo_model.py)."""
+    with jax.threefry_partitionable(False):
+        return model().forward.noise(jnp.asarray(golden()["sample/key"]), shape, 3, window)
 
 
 def test_noise_of_a_key_is_upstreams() -> None:
-    g, key = golden(), jnp.asarray(golden()["sample/key"])
-    with jax.threefry_partitionable(False):
-        x, z = model().forward.noise(key, (), 3, 2)
-        _, z2 = model().forward.noise(key, (2,), 3, 2)
-    np.testing.assert_array_equal(x, g["sample/x"][0, :, -1])
-    np.testing.assert_array_equal(z, g["sample/z"][:, :, -1])
-    np.testing.assert_array_equal(z2, g["sample/z_shape2"][..., -1, :])
-    assert np.abs(model().forward.noise(key, (), 3, 2)[0] - x).max() > 0.1  # current jax has other numbers
+    g, (x, z) = golden(), noise()
+    assert_close(x, g["sample/x"][0, :, -1], ROUNDING, "sample/x of the key")
+    assert_close(z, g["sample/z"][:, :, -1], ROUNDING, "sample/z of the key")
+    assert_close(noise((2,))[1], g["sample/z_shape2"][..., -1, :], ROUNDING, "sample/z_shape2 of the key")
+    other, _ = model().forward.noise(jnp.asarray(g["sample/key"]), (), 3, 2)  # as current jax draws by default
+    assert np.abs(other - x).max() > 0.1
 
 
 def statistics(kind: str) -> ActionStatistics | dict[str, Any] | None:
@@ -182,27 +189,24 @@ def statistics(kind: str) -> ActionStatistics | dict[str, Any] | None:
 @pytest.mark.parametrize("kind", ["normalized", "unnorm_normal", "unnorm_bounds", "unnorm_5dim", "shape2"])
 def test_actions(kind: str) -> None:
     octo, observations, tasks = case()
-    shape = (2,) if kind == "shape2" else ()
-    with jax.threefry_partitionable(False):
-        key = jnp.asarray(golden()["sample/key"])
-        stats = statistics(kind.removeprefix("unnorm_"))
-        got = octo.sample_actions(observations, tasks, statistics=stats, sample_shape=shape, rng=key)
+    shape, stats = (2,) if kind == "shape2" else (), statistics(kind.removeprefix("unnorm_"))
+    got = octo.sample_actions(observations, tasks, statistics=stats, sample_shape=shape, noise=noise(shape))
     assert_close(got, golden()[f"sample/actions_{kind}"], ACTION, f"sample/actions_{kind}")
 
 
 @pytest.mark.parametrize("name", ["no_wrist", "window1"])
 def test_actions_of_other_inputs(name: str) -> None:
     octo, observations, tasks = case(name)
-    with jax.threefry_partitionable(False), reporting(name):
-        got = octo.sample_actions(observations, tasks, rng=jnp.asarray(golden()["sample/key"]))
+    with reporting(name):
+        got = octo.sample_actions(observations, tasks, noise=noise(window=1 if name == "window1" else 2))
     assert_close(got, golden()[f"sample/actions_{name}"], ACTION, f"sample/actions_{name}")
 
 
-def test_actions_from_given_noise() -> None:
+def test_actions_from_stored_noise() -> None:
     octo, observations, tasks = case()
-    noise = golden()["sample/x"][0, :, -1], golden()["sample/z"][:, :, -1]
-    got = octo.sample_actions(observations, tasks, noise=noise)
-    assert_close(got, golden()["sample/actions_normalized"], ACTION, "sample/actions_normalized (noise)")
+    stored = golden()["sample/x"][0, :, -1], golden()["sample/z"][:, :, -1]
+    got = octo.sample_actions(observations, tasks, noise=stored)
+    assert_close(got, golden()["sample/actions_normalized"], ACTION, "sample/actions_normalized (stored)")
 
 
 # Training
@@ -218,7 +222,7 @@ def test_random_numbers_of_the_loss_are_upstreams() -> None:
     with jax.threefry_partitionable(False):
         draws = model().forward.draws(jnp.asarray(golden()["loss/key"]), 3, 2)
     np.testing.assert_array_equal(draws.time, golden()["loss/time"][..., 0])
-    np.testing.assert_array_equal(draws.noise, golden()["loss/noise"])
+    assert_close(draws.noise, golden()["loss/noise"], ROUNDING, "loss/noise of the key")
 
 
 def test_loss_and_gradients() -> None:
@@ -238,12 +242,6 @@ def test_loss_and_gradients() -> None:
         assert_close(grads[name.removeprefix("loss/grad/")], g[name], GRADIENT, name)
 
 
-def test_loss_of_upstreams_key() -> None:
-    with jax.threefry_partitionable(False):
-        got = model().loss(batch(), rng=jnp.asarray(golden()["loss/key"]))
-    assert_close(got["loss"], golden()["loss/loss"], LOSS, "loss/loss (key)")
-
-
 def is_without_effect(name: str) -> bool:
     """Parameters whose true gradient is 0, so that AdamW divides rounding errors by each other: a bias of all keys
     shifts the logits of a softmax alike; one before a normalisation of groups of one channel is subtracted again."""
@@ -251,24 +249,35 @@ def is_without_effect(name: str) -> bool:
 
 
 def test_an_optimiser_step() -> None:
-    """Upstream's: clip to norm 1, AdamW with decay on kernels and first moments in bfloat16; T5 stays."""
+    """Upstream's: clip to norm 1, AdamW with decay on kernels and first moments in bfloat16; T5 stays.
+
+    Everything but the norm is number by number, so all kernels are one array here, and all other parameters one.
+    """
     octo, (grads, _) = model(), gradients()
-    decayed = {name: "kernel" in name for name in octo.params}
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(3e-4, weight_decay=0.1, mu_dtype=jnp.bfloat16, mask=decayed),
+        optax.adamw(3e-4, weight_decay=0.1, mu_dtype=jnp.bfloat16, mask={"kernels": True, "others": False}),
     )
-    params = dict(octo.params)
-    step = jax.jit(lambda grads, params: optimiser.update(grads, optimiser.init(params), params)[0])
-    updates = step(grads, params)
+    kernels = [name for name in octo.params if "kernel" in name]
+    groups = {"kernels": kernels, "others": [name for name in octo.params if name not in kernels]}
+
+    def joined(values: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+        return {key: np.concatenate([np.ravel(values[name]) for name in names]) for key, names in groups.items()}
+
+    params = joined(octo.params)
+    updates, _ = jax.jit(optimiser.update)(joined(grads), optimiser.init(params), params)
+    got = {}
+    for key, names in groups.items():
+        ends = np.cumsum([octo.params[name].size for name in names])
+        got |= dict(zip(names, np.split(np.asarray(updates[key]), ends[:-1]), strict=True))
     want = {
         name.removeprefix("optim/update_norm/"): float(v) for name, v in golden().items() if name.startswith("optim/")
     }
     assert len(want) == 126
     assert all(want[name] == 0 for name in octo.instructions.params)
-    checked = [name for name in params if not is_without_effect(name)]
-    assert len(params) - len(checked) == 2 + 4
-    worst = max(abs(float(jnp.linalg.norm(updates[name])) / want[name] - 1) for name in checked)
+    checked = [name for name in got if not is_without_effect(name)]
+    assert len(got) - len(checked) == 2 + 4
+    worst = max(abs(float(np.linalg.norm(got[name])) / want[name] - 1) for name in checked)
     assert_close(np.float32(worst), np.zeros(()), GRADIENT, "optim/update_norm (relative)")
 
 
@@ -329,12 +338,10 @@ def test_folders_of_one_and_of_two_devices_act_alike() -> None:
         for name, value in own.items():
             np.testing.assert_array_equal(value, stored[name])
     _, observations, tasks = case()
-    noise = golden()["sample/x"][0, :, -1], golden()["sample/z"][:, :, -1]
     made = sharded.create_tasks(texts=["pick up the red cube"])
-    np.testing.assert_array_equal(
-        sharded.sample_actions(observations, made, noise=noise), model().sample_actions(observations, made, noise=noise)
-    )
-    got = sharded.sample_actions(observations, tasks, noise=noise)
+    want = model().sample_actions(observations, made, noise=noise())
+    np.testing.assert_array_equal(sharded.sample_actions(observations, made, noise=noise()), want)
+    got = sharded.sample_actions(observations, tasks, noise=noise())
     assert_close(got, golden()["sample/actions_normalized"], ACTION, "sample/actions_normalized (ocdbt)")
 
 

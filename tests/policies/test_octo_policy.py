@@ -354,7 +354,9 @@ def test_rows_that_see_the_same_share_a_trunk_pass(policy: OctoPolicy) -> None:
     for group in (0, 1):
         members = together.trace["readout"][group::2]
         assert (members == members[:1]).all()
-    np.testing.assert_allclose(together.trace["readout"][:2], policy.act(make_obs(2), SEEDS[:2]).trace["readout"], atol=1e-5)
+    np.testing.assert_allclose(
+        together.trace["readout"][:2], policy.act(make_obs(2), SEEDS[:2]).trace["readout"], atol=1e-5
+    )
     assert np.abs(np.diff(together.trace["chain"][::2], axis=0)).max() > 1e-2
     nearly = rows_of(make_obs(2), [0, 1, 0, 1, 0, 1])
     nearly.images["primary"][4, 0, 0, 0] ^= 255  # one pixel of one row differs

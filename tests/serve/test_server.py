@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.gaussian_jax import GaussianJax
-from vla_rlaif.serve.server import PolicyServer
+from vla_rlaif.serve.server import Drained, PolicyServer
 
 TOKEN = "0123456789abcdef0123"
 
@@ -250,7 +250,7 @@ async def test_health_readiness_and_metrics():
         policy.gate.set()
         await hanging
     assert (await http(server, "/healthz"))[0] == 200
-    assert await server.drain() == 0
+    assert await server.drain() == Drained(num_cut_off=0, is_stuck=False)
 
 
 async def ask_zero(server):

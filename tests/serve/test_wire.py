@@ -37,6 +37,12 @@ def test_reply_to_the_client():
     assert encode(reply) == REPLY
 
 
+def packed(message: object) -> bytes:
+    data = msgpack.packb(message)
+    assert data is not None
+    return data
+
+
 def array(**changes: object) -> dict[str, object]:
     fields = {b"__ndarray__": True, b"data": b"\0" * 8, b"dtype": "<f4", b"shape": [2]}
     return {"x": fields | {key.encode(): value for key, value in changes.items()}}
@@ -73,11 +79,11 @@ def array(**changes: object) -> dict[str, object]:
 )
 def test_malformed_messages(message, why):
     with pytest.raises(ValueError, match=why):
-        decode(msgpack.packb(message))
+        decode(packed(message))
 
 
 def test_arrays_without_elements_and_without_dims():
-    items = decode(msgpack.packb(array(data=b"", shape=[0, 3]) | {"y": array(data=b"\0\0\0\0", shape=[])["x"]}))
+    items = decode(packed(array(data=b"", shape=[0, 3]) | {"y": array(data=b"\0\0\0\0", shape=[])["x"]}))
     assert items["x"].shape == (0, 3) and items["y"].shape == ()
 
 

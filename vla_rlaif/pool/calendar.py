@@ -7,7 +7,8 @@ from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from vla_rlaif.pool.clock import DAY, Micros, resolve, say_time, to_local, zone_of
-from vla_rlaif.pool.config import WEEK_MINUTES, PoolConfig, Share, Window
+from vla_rlaif.pool.config import PoolConfig, Share, Window
+from vla_rlaif.pool.times import DAY_MINUTES, WEEK_MINUTES
 
 PAST = 8 * DAY  # a timeline starts so long before now: which windows count as too short depends on those before
 AHEAD = 8 * DAY
@@ -114,13 +115,14 @@ def compile_timeline(config: PoolConfig, start: Micros, end: Micros, *, override
 
 def around(config: PoolConfig, now: Micros, *, overrides: Sequence[Override] = ()) -> Timeline:
     """The timeline that a plan made at ``now`` needs: some past, and at least the next 8 days."""
-    return compile_timeline(config, now - PAST, now + AHEAD + DAY, overrides=overrides)
+    return compile_timeline(config, now - PAST, now + 2 * AHEAD, overrides=overrides)
 
 
 def occurrences(config: PoolConfig, start: Micros, end: Micros) -> Iterator[Occurrence]:
     """Every stretch that a line of the calendar claims around [start, end)."""
     zone = zone_of(config.timezone)
-    first = to_local(start, zone).date() - timedelta(days=8)
+    # A span belongs to the Monday of its week, starts up to a week after it and lasts up to a week.
+    first = to_local(start, zone).date() - timedelta(days=15)
     for offset in range((end - start) // DAY + 18):
         day = first + timedelta(days=offset)
         for line, window in enumerate(config.windows):
@@ -151,7 +153,7 @@ def _span(window: Window, midnight: datetime, weekday: int) -> tuple[datetime, d
     if window.days is not None and window.start is not None and window.end is not None:
         if weekday not in window.days:
             return None
-        length = window.end - window.start + (24 * 60 if window.end < window.start else 0)
+        length = window.end - window.start + (DAY_MINUTES if window.end < window.start else 0)
         start = midnight + timedelta(minutes=window.start)
         return start, start + timedelta(minutes=length)
     assert window.from_ is not None and window.to is not None, "a window is daily hours or a span"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from vla_rlaif.pool.calendar import compile_timeline, occurrences
 from vla_rlaif.pool.clock import DAY, Micros, resolve, say_time, to_local, zone_of
-from vla_rlaif.pool.config import DAY_MINUTES, WEEK_MINUTES, WEEKDAYS, PoolConfig, Window, read_pool
+from vla_rlaif.pool.config import PoolConfig, Window, read_pool
 from vla_rlaif.pool.goals import with_spare
+from vla_rlaif.pool.times import DAY_MINUTES, WEEK_MINUTES, WEEKDAYS
 
 Span = tuple[int, int]  # minutes of the week [start, end), start < 10080; the end may lie in the next week
 
@@ -48,7 +49,7 @@ def check_calendar(config: PoolConfig, *, now: Micros) -> None:
 
 def cautions(config: PoolConfig, *, now: Micros) -> list[str]:
     """What is allowed and probably not meant."""
-    found, size = [], config.pool.num_gpus
+    found, size, zone = [], config.pool.num_gpus, zone_of(config.timezone)
     for window, shares in config.shares.items():
         least, target = sum(s.min for s in shares.values()), sum(s.target for s in shares.values())
         most = sum(s.most for s in shares.values())
@@ -72,7 +73,10 @@ def cautions(config: PoolConfig, *, now: Micros) -> list[str]:
                 f"exception {rule.use}: dates names two single days, {days[0]} and {days[1]}; the days between keep "
                 f"their windows. For the whole stretch write from: {days[0]}T00:00, to: {days[1]}T24:00."
             )
-    zone = zone_of(config.timezone)
+        for start, end in rule.spans:
+            first, last = resolve(start, zone), resolve(end, zone)
+            if all(i.source == "calendar" for i in compile_timeline(config, first, last).intervals):
+                found.append(f"exception {rule.use} of {start:%Y-%m-%d} never rules: windows of higher priority do.")
     for claim in occurrences(config, now, now + 8 * DAY):
         wall = [to_local(t, zone).replace(tzinfo=None) for t in (claim.start, claim.end)]
         shift = (wall[1] - wall[0]) // timedelta(microseconds=1) - (claim.end - claim.start)
@@ -155,12 +159,12 @@ def _suggestions(config: PoolConfig, conflicts: Sequence[Conflict]) -> list[str]
             elif not conflict.windows and a % WEEK_MINUTES == end % WEEK_MINUTES and number not in mended:
                 end, mended = end + b - a, mended | {number}
         if len(mended) > before:
-            span = f'{{name: {window.name}, from: "{_week_time(start)}", to: "{_week_time(end)}"}}'
+            span = f'{{name: {window.name}, from: "{_week_time(start)}", to: "{_week_time(end, is_end=True)}"}}'
             texts.append(f"Write {window.name} as one span: {span}.")
     for number, conflict in enumerate(conflicts):
         if number in mended:
             continue
-        start, end = map(_week_time, conflict.span)
+        start, end = _week_time(conflict.span[0]), _week_time(conflict.span[1], is_end=True)
         if conflict.windows:
             names = " or ".join(config.windows[i].name for i in conflict.windows)
             texts.append(f"From {start} to {end} give {names} a higher priority, or end the first one earlier.")
@@ -184,6 +188,8 @@ def _runs(spans: Sequence[Span]) -> list[Span]:
     return runs
 
 
-def _week_time(minute: int) -> str:
+def _week_time(minute: int, *, is_end: bool = False) -> str:
+    if is_end and minute % WEEK_MINUTES == 0:
+        return "sun 24:00"
     day, rest = divmod(minute % WEEK_MINUTES, DAY_MINUTES)
     return f"{WEEKDAYS[day]} {rest // 60:02}:{rest % 60:02}"

@@ -208,20 +208,19 @@ def wants(outlook: Outlook, now: Micros, capacity: int) -> Wants:
         before, after = outlook.goals(index - 1), outlook.goals(index)
         losers = [r for r in after if after[r] < before[r] and config.roles[r].preemptible is not False]
         gainers = [r for r in after if after[r] > before[r]]
-        slowest = max((leads.out[r] for r in losers), default=0)
         coming = minimums(config, outlook.shares(index), capacity)
+        slowest = max((leads.out[r] for r in losers), default=0)
+        into = max((leads.into[r] for r in gainers), default=0)
+        begin = boundary - leads.scaled(slowest + into)
+        if begin > now:
+            result.wakeups.append(begin)
         for r in after:
             result.keep[r] = max(result.keep[r], after[r])
-            begin = boundary - leads.scaled(slowest + leads.into[r])
-            if begin > now:
-                result.wakeups.append(begin)
-            else:
+            if begin <= now:
                 result.floor[r] = max(result.floor[r], coming[r])
-        for r in gainers:
-            if boundary - leads.scaled(slowest + leads.into[r]) <= now:
-                result.want[r], result.index[r] = after[r], index
+        for r in gainers if begin <= now else ():
+            result.want[r], result.index[r] = after[r], index
         for r in losers:
-            into = max((leads.into[g] for g in gainers), default=0)
             begin = boundary - leads.scaled(leads.out[r] + into)
             if begin > now:
                 result.wakeups.append(begin)

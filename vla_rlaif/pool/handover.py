@@ -1,8 +1,12 @@
 """Who gives GPUs and who gets them. A minimum is kept by active replicas: newcomers count once they work."""
 
+from collections.abc import Sequence
+
 from vla_rlaif.pool.actions import Acquire
 from vla_rlaif.pool.clock import Micros, format_duration
+from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.draft import Draft
+from vla_rlaif.pool.goals import with_spare
 from vla_rlaif.pool.lifecycle import drain
 from vla_rlaif.pool.placement import pack, per_node, spread, take
 from vla_rlaif.pool.state import LEAVING, Gpu, Phase, Replica
@@ -59,14 +63,23 @@ def rescue(draft: Draft, role: str) -> None:
     mine = per_node(draft.active[role].values())
     for lower in reversed(draft.config.ranked[draft.config.ranked.index(role) + 1 :]):
         replicas = [*draft.leaving[lower].values(), *draft.coming[lower].values(), *draft.active[lower].values()]
-        for victim in sorted(replicas, key=lambda r: (_at_risk(draft, r), mine[r.gpus[0].node], r.name)):
-            is_leaving = victim.phase in LEAVING
-            if missing <= 0 or victim.phase is Phase.RELEASING or victim.name in draft.handled:
-                continue
-            if is_leaving or draft.holds(lower) - len(victim.gpus) >= draft.wants.floor[lower]:
+        replicas = [r for r in replicas if r.phase is not Phase.RELEASING and r.name not in draft.handled]
+        while missing > 0 and replicas:
+            victim = min(replicas, key=lambda r: (_at_risk(draft, r), mine[r.gpus[0].node], r.name))
+            replicas.remove(victim)
+            if victim.phase in LEAVING or draft.holds(lower) - len(victim.gpus) >= draft.wants.floor[lower]:
                 draft.kill(victim, f"{role} is below its minimum of {floor} GPUs")
                 draft.freed += len(victim.gpus)
                 missing -= len(victim.gpus)
+                mine[victim.gpus[0].node] += len(victim.gpus)  # the newcomers spread over the nodes that give
+
+
+def is_thin(config: PoolConfig, role: str, window: str, replicas: Sequence[Replica], num_nodes: int) -> bool:
+    """Whether a role has GPUs enough to survive the loss of a node, but holds too many of them on one."""
+    minimum, size = config.share(window, role).min, sum(len(r.gpus) for r in replicas)
+    if not config.roles[role].is_protected or not minimum or size < with_spare(config.roles[role], minimum, num_nodes):
+        return False
+    return num_nodes > 1 and size - max(per_node(replicas).values()) < minimum
 
 
 def keeps_minimum(draft: Draft, role: str, leaver: Replica) -> bool:
@@ -89,10 +102,12 @@ def _victim(draft: Draft, role: str, excess: int, *, urgent: bool) -> Replica | 
     gone = per_node(r for rs in draft.leaving.values() for r in rs.values())
 
     def cost(replica: Replica) -> tuple:
-        node = replica.gpus[0].node
+        node, size = replica.gpus[0].node, len(replica.gpus)
+        # A job that the wanted size cannot hold must go in any case, one that fits goes last.
+        rank = 1 if replica.job is None else 2 if size <= draft.wants.want[role] else 0
         # A role that is spread thins out its fullest node; others make room where what must survive is thin.
         place = (-mine[node], 0) if is_protected else (guarded[node], -gone[node])
-        return (replica.job is not None, _at_risk(draft, replica), *place, replica.name)
+        return (rank, _at_risk(draft, replica), *place, replica.name)
 
     for replica in sorted(draft.active[role].values(), key=cost):
         left = draft.config.transition.min_dwell - (draft.observed.monotonic - replica.acquired)
@@ -101,7 +116,8 @@ def _victim(draft: Draft, role: str, excess: int, *, urgent: bool) -> Replica | 
         if left > 0 and not urgent:
             draft.say(f"{replica.name} stays {format_duration(left)} longer (min_dwell)")
             draft.wake_in(left)
-        elif not keeps_minimum(draft, role, replica):
+        elif not keeps_minimum(draft, role, replica) and (replica.job is None or is_protected):
+            # A job that leaves may take a role that can be preempted below its minimum: its GPUs are refilled at once.
             draft.say(f"{role} keeps {replica.name}: its minimum of {draft.wants.floor[role]} GPUs must be active")
         elif len(replica.gpus) <= excess or replica.job is not None:
             return replica

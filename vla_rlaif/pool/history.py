@@ -62,6 +62,7 @@ class Leads:
         self.safety = config.transition.safety
         self.out, self.into = {}, {}
         self._budget: dict[str, tuple[Micros, Micros]] = {}
+        self._timeouts: dict[tuple[str, Step], Micros] = {}
         for name, role in config.roles.items():
             e = {step: expected(history, name, role, step) for step in STEPS}
             self.out[name] = e["drain"] + e["checkpoint"] + e["release"]
@@ -80,8 +81,10 @@ class Leads:
 
     def timeout(self, role: str, step: Step) -> Micros:
         """After so long a start, a sync or a release hangs. Not less than declared: fast ones make no slow one sick."""
-        declared = expected(COLD, role, self._roles[role], step)
-        return max(self.scaled(max(self._expected(role, step), declared)), MIN_TIMEOUT)
+        if (role, step) not in self._timeouts:
+            longest = max(self._expected(role, step), expected(COLD, role, self._roles[role], step))
+            self._timeouts[role, step] = max(self.scaled(longest), MIN_TIMEOUT)
+        return self._timeouts[role, step]
 
     def _budgets(self, role: str) -> tuple[Micros, Micros]:
         """From the start of a drain: the last moments to end the drain, and to end the checkpoint."""

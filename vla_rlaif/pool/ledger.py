@@ -36,7 +36,7 @@ Holding = Mapping[tuple[str, State], int]  # (role, state) -> GPUs
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """GPUs that changed their role, from the start of the drain (or of the acquisition, if they were free)."""
+    """GPUs that changed hands: from the start of the drain (of the acquisition, if they were free) until ready."""
 
     role: str  # that got them
     taken_from: str  # NOBODY if they were free

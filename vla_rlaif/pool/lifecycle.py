@@ -94,7 +94,7 @@ def _sync_or_admit(draft: Draft, replica: Replica) -> None:
         return
     would_be = draft.num_active[replica.role] + len(replica.gpus)
     limit = max(draft.wants.limit[replica.role], draft.wants.floor[replica.role])
-    if draft.config.roles[replica.role].is_protected or would_be <= limit:
+    if draft.config.roles[replica.role].preemptible is False or would_be <= limit:
         draft.add(Admit(replica=replica.name, reason=f"{replica.role} works on it"), replica)
         draft.promote(replica)
     else:

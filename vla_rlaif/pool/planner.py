@@ -14,7 +14,7 @@ from vla_rlaif.pool.clock import HOUR, MINUTE, SECOND, Micros, format_duration
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.draft import Draft
 from vla_rlaif.pool.goals import Outlook, wants
-from vla_rlaif.pool.handover import grow, rescue, shrink
+from vla_rlaif.pool.handover import grow, is_thin, rescue, shrink
 from vla_rlaif.pool.history import History, Leads
 from vla_rlaif.pool.lifecycle import bury, progress
 from vla_rlaif.pool.state import COMING, Observed, Phase
@@ -91,6 +91,11 @@ def _draft(now: Micros, timeline: Timeline, config: PoolConfig, observed: Observ
     capacity = max(healthy - sum(len(r.gpus) for r in orphans), 0)
     num_nodes = sum(node.is_alive for node in observed.nodes)
     boost, notes = _boost(timeline.at(now).window, config, observed.p99_ms, num_coming, num_active)
+    for name in config.roles:
+        staying = [*coming[name].values(), *active[name].values()]
+        if name not in boost and is_thin(config, name, timeline.at(now).window, staying, num_nodes):
+            boost[name] = num_coming[name] + num_active[name] + config.roles[name].gpus_per_replica
+            notes.append(f"{name} moves: its minimum would not survive the loss of its fullest node")
     outlook = Outlook(config, timeline, now, capacity=capacity, num_nodes=num_nodes, leads=leads, boost=boost)
     return Draft(
         now=now,

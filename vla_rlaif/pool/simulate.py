@@ -1,15 +1,16 @@
 """What if: the planner on simulated GPUs, from event to event. Nothing happens in between, so 30 days take seconds."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vla_rlaif.pool.accounts import Accounts, Breach
 from vla_rlaif.pool.actions import Action, Plan
 from vla_rlaif.pool.calendar import AHEAD, PAST, Override, Timeline, compile_timeline, shares_of
 from vla_rlaif.pool.clock import DAY, SECOND, Micros
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.history import Recorder
-from vla_rlaif.pool.ledger import Lateness, Ledger, State
+from vla_rlaif.pool.ledger import Ledger, State
 from vla_rlaif.pool.planner import plan
 from vla_rlaif.pool.staleness import Bucket, Use
 from vla_rlaif.pool.trace import (
@@ -28,18 +29,6 @@ from vla_rlaif.pool.trace import (
 from vla_rlaif.pool.world import Physics, World
 
 MAX_P99_MS = 10_000.0  # an overloaded server has no latency; it has this one
-
-
-@dataclass(frozen=True, kw_only=True)
-class Breach:
-    """A stretch in which plans reported a violation for a role."""
-
-    role: str
-    start: Micros
-    end: Micros
-    minimum: int
-    active: int  # the fewest
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +136,7 @@ class _Run:
         self._loads: dict[str, float] = {}
         self._bucket = None if config.learning is None else Bucket(config.learning)
         self._updates = 0.0
-        self._opening = False  # a window began, and no plan was made in it yet
-        self._previous_goals: Mapping[str, int] = {}
-        self._late: dict[str, tuple[Micros, int]] = {}  # role -> boundary, GPUs it waits for
-        self._open: dict[tuple[str, str], Breach] = {}
+        self._accounts = Accounts(ledger, self.result.breaches)
         self._enter_window()
         for timed in events:
             if start <= timed.at < end:
@@ -174,7 +160,7 @@ class _Run:
                 event = heapq.heappop(self._heap)[2]
                 assert isinstance(event, _StepOver)
                 self._world.finish(event.replica, event.since, self._now)
-        self._previous_goals = planned.goals
+        self._accounts.begin(planned)
         self.result.ledger.handovers.clear()
         self._world.recorder = Recorder()
         self._snapshot()
@@ -196,10 +182,7 @@ class _Run:
                 self._plan_at = None
                 self._plan()
             self._snapshot()
-        for key in list(self._open):
-            self._close(key)
-        for role in list(self._late):
-            self._arrive(role, arrived=False)
+        self._accounts.end(self._now)
 
     def _compile(self, config: PoolConfig, start: Micros, end: Micros) -> Timeline:
         return compile_timeline(config, start - PAST, end + AHEAD + 2 * DAY, overrides=self._overrides)
@@ -248,10 +231,8 @@ class _Run:
             case _StepOver(replica=name, since=since):
                 return world.finish(name, since, now)
             case _Boundary():
-                for role in list(self._late):
-                    self._arrive(role, arrived=False)
                 self._enter_window()
-                self._opening = True
+                self._accounts.open_window(self._interval, now)
             case _Save():
                 world.save_all(now)
                 return False
@@ -296,61 +277,7 @@ class _Run:
             self.result.log.append((self._now, action))
         wake = planned.next_wakeup - self._offset
         self._plan_at = wake if self._plan_at is None else min(wake, self._plan_at)
-        self._note_breaches(planned)
-        self._note_lateness(planned)
-
-    def _note_breaches(self, planned: Plan) -> None:
-        found = {(v.role, v.reason.split(":")[0] if not v.minimum else ""): v for v in planned.violations}
-        for key in set(self._open) - set(found):
-            self._close(key)
-        for key, violation in found.items():
-            old = self._open.get(key)
-            self._open[key] = Breach(
-                role=violation.role,
-                start=old.start if old else self._now,
-                end=self._now,
-                minimum=violation.minimum,
-                active=min(violation.active, old.active) if old else violation.active,
-                reason=violation.reason,
-            )
-
-    def _close(self, key: tuple[str, str]) -> None:
-        old = self._open.pop(key)
-        self.result.breaches.append(
-            Breach(
-                role=old.role,
-                start=old.start,
-                end=self._now,
-                minimum=old.minimum,
-                active=old.active,
-                reason=old.reason,
-            )
-        )
-
-    def _note_lateness(self, planned: Plan) -> None:
-        if self._opening:
-            self._opening = False
-            for role, goal in planned.goals.items():
-                if goal > self._previous_goals.get(role, 0):
-                    self._late[role] = (self._interval.start, goal)
-        for role, (boundary, goal) in list(self._late.items()):
-            goal = min(goal, planned.goals.get(role, 0))  # a node may have died since
-            self._late[role] = (boundary, goal)
-            if self._world.active(role) >= goal:
-                self._arrive(role, arrived=True)
-        self._previous_goals = planned.goals
-
-    def _arrive(self, role: str, *, arrived: bool) -> None:
-        boundary, _ = self._late.pop(role)
-        self.result.ledger.lateness.append(
-            Lateness(
-                boundary=boundary,
-                window=self._interval.window,
-                role=role,
-                late=self._now - boundary,
-                arrived=arrived,
-            )
-        )
+        self._accounts.note(planned, self._now, self._world.active)
 
     def _p99(self, role: str) -> float:
         load, active = self._loads[role], self._world.active(role)

@@ -18,7 +18,7 @@ SHORT_IDLE = MINUTE  # GPUs that were free for longer were not handed over, but 
 
 @dataclass(frozen=True, kw_only=True)
 class Physics:
-    """How the simulated pool behaves. The same seed gives a step of a replica the same duration in every run."""
+    """How the simulated pool behaves. The same seed gives the same steps the same durations in every run."""
 
     seed: int = 0
     duration: tuple[float, float] = (0.5, 1.0)  # of every step: uniform between these shares of the declared one
@@ -123,6 +123,12 @@ class World:
             return True
         saved = since if phase is Phase.SAVED else replica.saved
         self._put(replace(replica, phase=phase, since=now, saved=saved, attempts=0))
+        is_ready = phase is (Phase.WARM if self.config.roles[replica.role].checkpoints else Phase.SYNCED)
+        if is_ready and name in self._taken:
+            role, began = self._taken.pop(name)
+            self.ledger.handovers.append(
+                Handover(role=replica.role, taken_from=role, num_gpus=len(replica.gpus), duration=now - began)
+            )
         return True
 
     def submit(self, event: JobSubmitted, now: Micros) -> None:
@@ -198,10 +204,6 @@ class World:
         replica = self.replicas[name]
         saved = now if self.config.roles[replica.role].checkpoints else None
         self._put(replace(replica, phase=Phase.ACTIVE, since=now, saved=saved))
-        role, since = self._taken.pop(name)
-        self.ledger.handovers.append(
-            Handover(role=replica.role, taken_from=role, num_gpus=len(replica.gpus), duration=now - since)
-        )
         if replica.job is not None:
             self._began[replica.job] = now
             self._after(now + self._remaining[replica.job], name, now)
@@ -260,8 +262,14 @@ class World:
         self._after(now + round(share * duration), replica.name, now)
 
     def _draw(self, replica: Replica, what: str) -> float:
-        """Uniform in [0, 1), fixed by seed, replica and step."""
-        return random.Random(f"{self.physics.seed}:{replica.name}:{what}:{replica.attempts}").random()
+        """Uniform in [0, 1), fixed by the seed, the step and who takes it.
+
+        The replicas of a training run take a step together if they begin it together: they stop at one update and write
+        one checkpoint. All others are on their own.
+        """
+        is_run = self.config.roles[replica.role].checkpoints and replica.job is None
+        who = f"{replica.role}@{replica.since}" if is_run else replica.name
+        return random.Random(f"{self.physics.seed}:{who}:{what}:{replica.attempts}").random()
 
     def _put(self, new: Replica) -> None:
         """Replace a replica none of whose GPUs changed their health."""

@@ -148,14 +148,18 @@ class Engine:
         self._metrics.version.set(version)
         self._metrics.swapped("committed")
 
-    async def close(self) -> None:
-        """Waiting requests get no answer any more: drain first."""
+    async def close(self, timeout_s: float) -> bool:
+        """Waiting requests get no answer any more: drain first. False: a call has not returned in time."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._acting.stop()
-        self._preparing.stop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(self._acting.stop(), self._preparing.stop())
+        except TimeoutError:
+            return False
+        return True
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()

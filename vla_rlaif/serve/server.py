@@ -10,6 +10,7 @@ import errno
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -32,6 +33,14 @@ MAX_INVALID = 100  # invalid requests in a row; then the connection is closed
 CLOSE_TIMEOUT_S = 2.0  # for the robot's side of the closing handshake
 OPEN_TIMEOUT_S = 5.0  # for the opening one
 DRAINING = "the server drains; connect again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """How a drain ended."""
+
+    num_cut_off: int  # robots that were still waiting for a reply at the deadline
+    is_stuck: bool  # a call of the policy, or the staging of weights, has not returned: leave by os._exit
 
 
 class PolicyServer:
@@ -60,6 +69,7 @@ class PolicyServer:
         self.metrics.watch("ready", "1 while requests are admitted", lambda: self.unready is None)
         self._endpoints = Endpoints(tokens, self.metrics, ailment=self._engine.ailment, unready=lambda: self.unready)
         self._listener: Server | None = None
+        self._drained: Drained | None = None
 
     async def __aenter__(self) -> "PolicyServer":
         try:
@@ -130,26 +140,30 @@ class PolicyServer:
         """See Engine.commit. No request is dropped: a batch runs wholly on the weights it began with."""
         self._engine.commit(version)
 
-    async def drain(self, deadline_s: float | None = None) -> int:
-        """Stop admission, answer what has arrived, close. Returns how many robots were cut off at the deadline."""
+    async def drain(self, deadline_s: float | None = None) -> Drained:
+        """Stop admission, answer what has arrived, close: within ``deadline_s``, or the settings' ``drain_s``."""
+        if self._drained is not None:
+            return self._drained
         loop = asyncio.get_running_loop()
         end = loop.time() + (self._settings.drain_s if deadline_s is None else deadline_s)
-        if not self._draining:
-            self._draining = True
-            self._ready.set()  # who waits for the policy is told to leave
-            for idle in self._idle:
-                idle.reschedule(loop.time())
+        self._draining = True
+        self._ready.set()  # who waits for the policy is told to leave
+        for idle in self._idle:
+            idle.reschedule(loop.time())
         if self._conversations:
             await asyncio.wait(self._conversations, timeout=end - loop.time())
         cut_off = list(self._robots)
         for robot in cut_off:
             robot.transport.abort()
+        for conversation in self._conversations:
+            conversation.cancel()
         if self._listener is not None:
             self._listener.close(code=CloseCode.SERVICE_RESTART, reason=DRAINING)
             # Open TCP connections that never asked for anything may take OPEN_TIMEOUT_S.
             await asyncio.wait([asyncio.ensure_future(self._listener.wait_closed())], timeout=max(0, end - loop.time()))
-        await self._engine.close()
-        return len(cut_off)
+        is_done = await self._engine.close(max(0.1, end - loop.time()))
+        self._drained = Drained(num_cut_off=len(cut_off), is_stuck=not is_done)
+        return self._drained
 
     async def _serve_robot(self, robot: ServerConnection) -> None:
         """One connection, from its metadata to its end."""
@@ -182,10 +196,10 @@ class PolicyServer:
                 last = self._draining  # a robot has one request at a time: what else it has sent is not waited for
                 arrived = asyncio.get_running_loop().time()
                 outcome, reply = await self._reply(state, message, arrived, previous_s)
+                self.metrics.count(outcome)
+                self.metrics.request_s.observe(asyncio.get_running_loop().time() - arrived)
                 await robot.send(reply)
                 previous_s = asyncio.get_running_loop().time() - arrived
-                self.metrics.count(outcome)
-                self.metrics.request_s.observe(previous_s)
                 num_invalid = num_invalid + 1 if outcome == "invalid" else 0
                 if num_invalid == MAX_INVALID:
                     await robot.close(CloseCode.POLICY_VIOLATION, f"{MAX_INVALID} invalid requests in a row")

@@ -1,6 +1,7 @@
 """Serve what a training run writes: a policy folder is staged and committed when it is replaced."""
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,9 @@ async def watch(
             await server.stage(None, version)
         except ValueError as error:
             say(f"{folder} was replaced, but version {server.version} goes on acting: {error}")
+        except Exception as error:  # robots depend on this process: whatever staging raises, the next folder is tried
+            say("".join(traceback.format_exception(error)))
+            say(f"{folder} was replaced, but version {server.version} goes on acting: {error!r}")
         else:
             if stamp_of(folder) != stamp:
                 continue  # replaced again while it was read; the next round takes the newer one

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Worker:
-    """Runs calls one after the other. The thread is a daemon: a call that never returns does not keep the process."""
+    """Runs calls one after the other. The thread is a daemon, so that a call that never returns can be given up."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -21,8 +21,12 @@ class Worker:
         self._calls.put((call, done))
         return await asyncio.wrap_future(done)
 
-    def stop(self) -> None:
-        """The thread ends after the calls that were asked for; does not wait."""
+    async def stop(self) -> None:
+        """Returns when all calls that were asked for have returned; the thread ends.
+
+        A process that ends earlier, in the middle of a call, is aborted by C++ code whose thread is taken away.
+        """
+        await self.run(lambda: None)
         self._calls.put(None)
 
     def _work(self) -> None:
