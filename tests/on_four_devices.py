@@ -40,12 +40,12 @@ def assert_close(got, wanted):
 
 @pytest.mark.usefixtures("quick_compilation")
 def test_updates_are_equal_and_resume_on_either_number_of_devices():
-    """Losses, gradients (their norm, and Adam's moments in the state) and weights; ratios are amplified, so 1e-5."""
+    """Gradients (Adam's moments in the state) and weights to 1e-6; the logs, whose ratios amplify, to 5e-6."""
     policy = StemPolicy()
     learners = {devices: make_learner(devices, policy) for devices in (1, 4)}
     logs = {devices: updates(learner, range(4)) for devices, learner in learners.items()}
     for one, four in zip(logs[1], logs[4], strict=True):
-        assert four == pytest.approx(one, rel=1e-5, abs=1e-6)
+        assert four == pytest.approx(one, rel=1e-5, abs=5e-6)
     states = {devices: learner.state() for devices, learner in learners.items()}
     assert_close(states[4], states[1])
     assert_close(learners[4].weights(), learners[1].weights())
@@ -56,7 +56,7 @@ def test_updates_are_equal_and_resume_on_either_number_of_devices():
     for devices, learner in learners.items():
         learner.restore(states[5 - devices])
         for log, wanted in zip(updates(learner, range(4, 6)), straight, strict=True):
-            assert log == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+            assert log == pytest.approx(wanted, rel=1e-5, abs=5e-6)
         assert_close(learner.state(), end)
     assert learners[4].compilations == compiled
     # device_put of an array to four devices shares its buffer; the ones that were overwritten are the learners' own.
@@ -88,8 +88,8 @@ def test_imitation_is_equal():
 def test_rows_are_split_and_parameters_are_everywhere():
     placement = Placement.of(None)
     assert placement.num_devices == jax.local_device_count() == 4
-    rows = jax.device_put(np.arange(48.0).reshape(2, 8, 3), placement.rows)
-    assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2, 3)] * 4
+    rows = jax.device_put(np.arange(48.0).reshape(8, 6), placement.rows)
+    assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 6)] * 4
     copy = placement.copies({"a": np.arange(3.0)})["a"]
     assert [shard.data.shape for shard in copy.addressable_shards] == [(3,)] * 4
     assert Placement.of(2).num_devices == 2

@@ -19,9 +19,10 @@ STD = 0.3
 
 
 class StemPolicy:
-    """Its means are a layer, a normalisation and a layer on top of the stem. ``on_prepare`` is called whenever the stem runs (not when it is traced).
+    """Its means are a layer, a normalisation and a layer on top of the stem.
 
-    ``noise`` scales the random part of the imitation loss.
+    ``on_prepare`` is called whenever the stem runs (not when it is traced); ``noise`` scales the random part of the
+    imitation loss.
     """
 
     def __init__(self, *, noise: float = 1.0, on_prepare: Callable[[], None] | None = None):

@@ -377,9 +377,9 @@ def test_a_reward_that_scores_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("rewards_for_tests:none", "'rewards_for_tests' has no function 'none'"),
+        ("rewards_for_tests:none", "'rewards_for_tests' has no 'none'"),
         ("no_such_module:f", "'no_such_module', which cannot be found"),
-        ("rewards_for_tests", "is written 'package.module:function', got 'rewards_for_tests'"),
+        ("rewards_for_tests", "'rewards_for_tests' does not name anything; wanted 'package.module:name'"),
     ],
 )
 def test_a_reward_that_does_not_exist(tmp_path, function, message):

@@ -14,6 +14,9 @@ from vla_rlaif.rollout import rollout, train_starts
 from vla_rlaif.types import Episodes
 
 
+EVERY_STEP = {"checkpoint_every": 1}
+
+
 def groups(num: int, version: int, seed: int = 0) -> Episodes:
     """``num`` groups of 4; the reward-relevant truth tells them apart."""
     return replace(make_episodes(4 * num, group_size=4, seed=seed), version=version)
@@ -79,7 +82,7 @@ def test_training_takes_stored_groups_and_goes_on_playing(tmp_path: Path, backen
             "policy": {"type": "gaussian", "backend": backend},
             "reward": {"type": "pixel_distance"},
             "algorithm": {"group_size": 4, "clip_low": 0.2, "clip_high": 0.2},
-            "loop": {"steps": steps, "stored": str(tmp_path / "store"), "validation_episodes": 8, "checkpoint_every": 1},
+            "loop": {"steps": steps, "stored": str(tmp_path / "store"), "validation_episodes": 8, **EVERY_STEP},
         }
         config = parse_config(data, source="test")
         env = build_env(config.env)

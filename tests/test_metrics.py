@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -140,7 +141,10 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     with open(stream_fd, "w") as stream, Progress(4, stream=stream, clock=lambda: next(times)) as progress:
         progress.update(1, "success [50] %")
         progress.close()
-        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(terminal, 65536).decode())
+        written = b""
+        while b"1/4" not in written and select.select([terminal], [], [], 10)[0]:  # it may come in pieces
+            written += os.read(terminal, 65536)
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
     os.close(terminal)
     assert "1/4" in shown
     assert "0:01:30 left" in shown

@@ -48,8 +48,8 @@ class Placement:
 
     @property
     def rows(self) -> NamedSharding:
-        """Of arrays "M B ...": M micro-batches, each with its B rows split."""
-        return NamedSharding(self.mesh, PartitionSpec(None, "data"))
+        """Of arrays "B ...", whose B rows are split."""
+        return NamedSharding(self.mesh, PartitionSpec("data"))
 
     def micro_rows(self, rows: int, micro_batches: int, name: str) -> int:
         """Rows of a micro-batch of ``name``, whose value is ``rows``.

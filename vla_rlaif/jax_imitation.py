@@ -1,6 +1,6 @@
 """Supervised warm start of a JAX policy on demonstrations, data parallel over the local devices.
 
-Axes: D samples, H chunk, A action dims, P proprioception dims, M micro-batches of a batch, B rows of one of them.
+Axes: D samples, H chunk, A action dims, P proprioception dims, B rows of a micro-batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from vla_rlaif.config import ImitateConfig
 from vla_rlaif.devices import Placement, to_host
-from vla_rlaif.jax_learner import Params, accumulate, adamw
+from vla_rlaif.jax_learner import Params, adamw, gradient_adder
 from vla_rlaif.types import Array, Observation, Weights
 
 
@@ -63,22 +63,24 @@ def imitate(
             f"{num} demonstrated steps are fewer than imitate.batch {config.batch}; collect more or lower it."
         )
     placement = Placement.of(config.devices)
-    shape = config.micro_batches, placement.micro_rows(config.batch, config.micro_batches, "imitate.batch")
+    placement.micro_rows(config.batch, config.micro_batches, "imitate.batch")
     names = fitted_names(policy, config.frozen)
     params = placement.copies({k: policy.params[k] for k in names})
     frozen = jax.device_put({k: v for k, v in policy.params.items() if k not in params}, placement.replicated)
     on_start(num_numbers(params), num_numbers(frozen))
 
-    init, step = _compiled(policy, config, placement)
+    add, apply, zeros, init = _compiled(policy, config, placement)
     opt_state, average, losses = init(params), placement.copies(params), []
     inputs = policy.imitation_inputs(obs)
     rng, key = np.random.default_rng(seed), jax.device_put(jax.random.key(seed), placement.replicated)
     for i in range(config.steps):
-        rows = rng.integers(0, num, config.batch).reshape(shape)
-        micro = jax.device_put(({k: v[rows] for k, v in inputs.items()}, action[rows]), placement.rows)
-        draws = np.arange(i * config.micro_batches, (i + 1) * config.micro_batches, dtype=np.int32)
-        params, opt_state, average, value = step(params, opt_state, average, frozen, (*micro, draws), key)
-        losses.append(value)
+        grads = zeros(params)
+        for m, rows in enumerate(np.split(rng.integers(0, num, config.batch), config.micro_batches)):
+            x, a = jax.device_put(({k: v[rows] for k, v in inputs.items()}, action[rows]), placement.rows)
+            draw = np.int32(i * config.micro_batches + m)  # each micro-batch of the run has its own random numbers
+            grads, (value, _) = add(params, grads, frozen, x, a, key, draw)
+            losses.append(value)
+        params, opt_state, average = apply(params, opt_state, average, grads)
         if (i + 1) % 50 == 0 or i + 1 == config.steps:
             on_step(i + 1, float(np.mean(jax.device_get(losses))))
             losses = []
@@ -86,25 +88,26 @@ def imitate(
     return to_host(average)
 
 
-def _compiled(policy: ImitablePolicy, config: ImitateConfig, placement: Placement) -> tuple[Callable, Callable]:
-    """Functions that make the optimiser's state and that do one step; the latter overwrites what it is given."""
+def _compiled(policy: ImitablePolicy, config: ImitateConfig, placement: Placement) -> tuple[Callable, ...]:
+    """Functions: add a micro-batch's gradient, do one step, make an empty gradient, make the optimiser's state. The
+    first two overwrite what they are given."""
+    replicated = placement.replicated
     lr = optax.warmup_cosine_decay_schedule(0.0, config.lr, config.warmup, config.steps)
     optimizer = adamw(lr, max_grad_norm=1.0, weight_decay=config.weight_decay)
 
-    @partial(jax.jit, donate_argnums=(0, 1, 2), out_shardings=placement.replicated)
-    def step(params, opt_state, average, frozen, micro, key):
-        def loss(params, one):
-            x, a, draw = one  # each micro-batch of the run has its own random numbers
-            key_here = jax.random.fold_in(key, draw)
-            return policy.imitation_loss({**frozen, **params}, x, a, key_here, config.samples), ()
+    def loss(params, frozen, x, a, key, draw):
+        here = jax.random.fold_in(key, draw)
+        return policy.imitation_loss({**frozen, **params}, x, a, here, config.samples), ()
 
-        grads, (losses, _) = accumulate(jax.value_and_grad(loss, has_aux=True), params, micro)
+    @partial(jax.jit, donate_argnums=(0, 1, 2), out_shardings=replicated)
+    def apply(params, opt_state, average, grads):
         grads = jax.tree.map(lambda g: g / config.micro_batches, grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        return params, opt_state, jax.tree.map(lambda m, p: 0.99 * m + 0.01 * p, average, params), jnp.mean(losses)
+        return params, opt_state, jax.tree.map(lambda m, p: 0.99 * m + 0.01 * p, average, params)
 
-    return jax.jit(optimizer.init, out_shardings=placement.replicated), step
+    zeros = jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params), out_shardings=replicated)
+    return gradient_adder(loss, replicated), apply, zeros, jax.jit(optimizer.init, out_shardings=replicated)
 
 
 def fitted_names(policy: ImitablePolicy, frozen: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """JAX learner: jax.value_and_grad and optax, data parallel over the local devices. Same loss and contract as torch's.
 
-Axes: see types.py; M micro-batches of a minibatch.
+Axes: see types.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
@@ -77,17 +78,20 @@ def adamw(
     )
 
 
-def accumulate(
-    grad: Callable[..., tuple[tuple[Any, Any], Any]], params: Params, micro: Any
-) -> tuple[dict[str, jax.Array], Any]:
-    """Sum of the gradients over the micro-batches (the leading axis of ``micro``), and what else each of them returns,
-    stacked. A loop on the device: only one micro-batch's activations exist at a time."""
+def gradient_adder(loss: Callable[..., tuple[jax.Array, Any]], replicated: NamedSharding) -> Callable[..., Any]:
+    """A compiled function (params, total, *rest) -> (total + gradient of ``loss``(params, *rest), (value, extra)).
 
-    def add(total: dict[str, jax.Array], one: Any) -> tuple[dict[str, jax.Array], Any]:
-        (value, extra), gradient = grad(params, one)
-        return jax.tree.map(jnp.add, total, gradient), (value, extra)
+    ``total`` is overwritten. Micro-batches are a loop on the host over this function: only one of them has its
+    activations in memory. A loop on the device would do the same, but XLA's convolutions inside one are 30 times as
+    slow on the CPU.
+    """
 
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, dict(params)), micro)
+    @partial(jax.jit, donate_argnums=1, out_shardings=(replicated, replicated))
+    def add(params, total, *rest):
+        value, gradient = jax.value_and_grad(loss, has_aux=True)(params, *rest)
+        return jax.tree.map(jnp.add, total, gradient), value
+
+    return add
 
 
 def is_product(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -125,38 +129,33 @@ class JaxLearner:
         lr = (lambda done: config.lr * jnp.minimum(1.0, (done + 1) / warmup)) if warmup else config.lr
         optimizer = adamw(lr, max_grad_norm=config.max_grad_norm, weight_decay=config.weight_decay)
         self._init = jax.jit(optimizer.init, out_shardings=replicated)
+        self._zeros = jax.jit(lambda trained: jax.tree.map(jnp.zeros_like, trained), out_shardings=replicated)
 
         @jax.jit
-        def prepare_minibatch(trained, reference, frozen, inputs):
+        def prepare(trained, reference, frozen, inputs):
             """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
+            # Barriers around the same part as in `loss`: see `is_product`.
+            x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, inputs)))
+            logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
+            return x, logp, policy.means({**frozen, **reference}, x)
 
-            # The same loop over the same shapes as in `step`, and barriers around the same part: see `is_product`.
-            def one(x):
-                x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, x)))
-                logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
-                return x, logp, policy.means({**frozen, **reference}, x)
+        def loss(trained, frozen, inputs, targets, reference):
+            score = jax.checkpoint(policy.score, policy=is_product)
+            logp, kl = jax.lax.optimization_barrier(score({**frozen, **trained}, inputs, reference))
+            return algorithm.loss(logp, Targets(**targets), kl)
 
-            return jax.lax.map(one, inputs)
-
-        @partial(jax.jit, donate_argnums=(0, 1), out_shardings=(replicated, replicated, replicated))
-        def step(trained, opt_state, frozen, micro):
-            def loss(trained, one):
-                inputs, targets, reference = one
-                score = jax.checkpoint(policy.score, policy=is_product)
-                logp, kl = jax.lax.optimization_barrier(score({**frozen, **trained}, inputs, reference))
-                return algorithm.loss(logp, Targets(**targets), kl)
-
-            # Gradients of the micro-batches add up: every one divides by the same num_valid.
-            grads, (losses, extra) = accumulate(jax.value_and_grad(loss, has_aux=True), trained, micro)
+        @partial(jax.jit, donate_argnums=(0, 1), out_shardings=replicated)
+        def apply(trained, opt_state, grads):
             updates, opt_state = optimizer.update(grads, opt_state, trained)
-            return optax.apply_updates(trained, updates), opt_state, ({"loss": losses, **extra}, optax.tree.norm(grads))
+            return optax.apply_updates(trained, updates), opt_state, optax.tree.norm(grads)
 
         @partial(jax.jit, donate_argnums=0, out_shardings=replicated)
         def blend(average, trained):
             return jax.tree.map(lambda a, p: keep * a + (1 - keep) * p, average, trained)
 
         self._weigh = jax.jit(partial(importance_weights, cap=config.importance_cap))
-        self._prepare, self._step, self._blend = prepare_minibatch, step, blend
+        self._add = gradient_adder(loss, replicated)
+        self._prepare, self._apply, self._blend = prepare, apply, blend
 
     @property
     def compilations(self) -> int:
@@ -173,11 +172,7 @@ class JaxLearner:
         log, braked = [], False
         for _ in range(self._config.epochs):
             for i in rng.permutation(len(minibatches)):
-                micro, rows = minibatches[i]
-                self._trained, self._opt_state, result = self._step(self._trained, self._opt_state, self._frozen, micro)
-                metrics, norm = jax.device_get(result)
-                parts = [{k: v[m] for k, v in metrics.items()} for m in range(len(rows))]
-                log.append({**merge_micro_batches(parts, rows), "grad_norm": float(norm)})
+                log.append(self._step(minibatches[i]))
                 braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
                 if braked:
                     break
@@ -187,24 +182,36 @@ class JaxLearner:
         self._average = self._blend(self._average, self._trained)
         return summarise(log, braked=braked)
 
-    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[tuple[Any, list[float]]]:
-        """Minibatches of one static shape, leaves "M B ..." on the devices, and the real rows of each micro-batch."""
+    def _step(self, micro: list[tuple[Any, dict[str, Any], Any]]) -> dict[str, float]:
+        """One optimiser update. Gradients of the micro-batches add up: every one divides by the same num_valid."""
+        grads, results = self._zeros(self._trained), []
+        for one in micro:
+            grads, result = self._add(self._trained, grads, self._frozen, *one)
+            results.append(result)
+        self._trained, self._opt_state, norm = self._apply(self._trained, self._opt_state, grads)
+        results, norm, masks = jax.device_get((results, norm, [targets["mask"] for _, targets, _ in micro]))
+        metrics = [{"loss": value, **extra} for value, extra in results]
+        return {**merge_micro_batches(metrics, [float(mask.sum()) for mask in masks]), "grad_norm": float(norm)}
+
+    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[list[tuple[Any, dict[str, Any], Any]]]:
+        """Micro-batches of one static shape, (inputs, targets, reference's means) of each on the devices."""
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
         parts = split_minibatches(rng, len(batch.mask), self._config.minibatch, self._config.micro_batches)
-        num_valid = np.full(self._config.micro_batches, batch.num_valid / len(parts), np.float32)
+        num_valid = np.float32(batch.num_valid / len(parts))
         minibatches = []
         for part in parts:
-            index, valid = (np.stack(arrays) for arrays in zip(*part, strict=True))
-            mask = valid & batch.mask[index]
-            rows = {k: v[index] for k, v in inputs.items()}
-            targets = {"advantage": batch.advantage[index], "mask": mask}
-            rows, targets = jax.device_put((rows, targets), self._placement.rows)
-            rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
-            targets |= {"logp_old": logp_old, "num_valid": num_valid}
-            if batch.logp_acted is not None:
-                acted = jax.device_put(batch.logp_acted[index], self._placement.rows)
-                targets |= {"importance": self._weigh(logp_old, acted)}
-            minibatches.append(((rows, targets, reference), mask.sum(axis=1).astype(float).tolist()))
+            micro = []
+            for index, valid in part:
+                rows = {k: v[index] for k, v in inputs.items()}
+                targets = {"advantage": batch.advantage[index], "mask": valid & batch.mask[index]}
+                rows, targets = jax.device_put((rows, targets), self._placement.rows)
+                rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
+                targets |= {"logp_old": logp_old, "num_valid": num_valid}
+                if batch.logp_acted is not None:
+                    acted = jax.device_put(batch.logp_acted[index], self._placement.rows)
+                    targets |= {"importance": self._weigh(logp_old, acted)}
+                micro.append((rows, targets, reference))
+            minibatches.append(micro)
         return minibatches
 
     def weights(self, *, averaged: bool = False) -> Weights:

@@ -149,8 +149,11 @@ def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, sa
     statistics = Statistics.measured(action.reshape(-1, action.shape[-1]), state)
     policy = build_policy(config.policy, env.spec, config.seed, statistics=statistics)
     _say_adaptation(policy, say)
+    on_start = lambda trained, frozen: say(f"imitate: {trained:,} parameters trained, {frozen:,} frozen")  # noqa: E731
     on_step = lambda step, loss: say(f"imitate step {step}: loss {loss:.4f}")  # noqa: E731
-    policy.load(imitate(policy, obs, action, config.warm_start.imitate, seed=config.seed, on_step=on_step), 0)
+    settings = config.warm_start.imitate
+    fitted = imitate(policy, obs, action, settings, seed=config.seed, on_start=on_start, on_step=on_step)
+    policy.load(fitted, 0)
     return policy
 
 

@@ -9,19 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 from jaxtyping import Float, Int
 
-from vla_rlaif.policies.octo.t5 import T5Encoder, encoder_of
+from vla_rlaif.policies.octo.t5 import T5Encoder, encoder_of, features_of
 from vla_rlaif.policies.octo.text import Tokenizer, load_tokenizer
 
 IDS, MASK = "input_ids", "attention_mask"
 MAX_IN_MEMORY = 1024  # sentences
-
-# One sentence a call: compiled once for each size of encoder, and features do not depend on what else is asked.
-_encode = jax.jit(T5Encoder.apply, static_argnums=0)
 
 
 class Instructions:
@@ -86,12 +81,8 @@ class Instructions:
         keys = [row.tobytes() for row in rows]
         new = [key for key in dict.fromkeys(keys) if key not in self._memory]
         found = {key: self._memory[key] for key in keys if key in self._memory}
-        if new:
-            nested = {"params": unflatten_dict(jax.device_put(self._short), sep="/")}
-            with jax.default_matmul_precision("highest"):  # once a sentence: worth equal numbers on every device
-                for key in new:
-                    one = rows[keys.index(key)]
-                    found[key] = np.asarray(_encode(self.encoder, nested, one[:1], one[1:]))[0]
+        chosen = rows[[keys.index(key) for key in new]]
+        found |= dict(zip(new, features_of(self.encoder, self._short, chosen[:, 0], chosen[:, 1]), strict=True))
         self._remember(found)
         return np.stack([found[key] for key in keys])
 

@@ -111,8 +111,6 @@ class OctoTokens(nn.Module):
                 f"no tokenizer of {wanted} reads any of the observation keys {sorted(inputs.observation)}."
             )
         batch, window = step[0].tokens.shape[:2]
-        if window > self.spec.max_horizon:
-            raise ValueError(f"a window of {window} frames; the model has positions for {self.spec.max_horizon}.")
         if self.spec.repeat_task_tokens:
             step += [_repeated(group, window) for group in prefix]
         step += [self._readout(name, num, batch, window) for name, num in self.spec.readouts]
@@ -154,10 +152,12 @@ class OctoTokens(nn.Module):
                     continue
                 tokens = LowdimTokenizer(spec, dtype=self.dtype, name=f"observation_tokenizers_{name}")(values)
                 mask = _group_mask(inputs, [], tokens)  # as upstream: numbers have no mask of their own
+            window, horizon = tokens.shape[1], self.spec.max_horizon
+            if window > horizon:
+                raise ValueError(f"a window of {window} frames; the model has positions for {horizon}.")
             tokens = self._projected(f"obs_{name}", tokens)
-            shape = (1, self.spec.max_horizon, *tokens.shape[2:])
-            table = self.param(f"obs_{name}_pos_embedding", POSITION, shape)
-            tokens = tokens + table[:, : tokens.shape[1]].astype(self.dtype)
+            table = self.param(f"obs_{name}_pos_embedding", POSITION, (1, horizon, *tokens.shape[2:]))
+            tokens = tokens + table[:, :window].astype(self.dtype)
             groups.append(Group("obs", f"obs_{name}", tokens, mask))
         return groups
 

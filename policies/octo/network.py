@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.config import FullTuning, LoraTuning, OctoSettings
 from vla_rlaif.policies.octo import diffusion, lora
 from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
 from vla_rlaif.policies.octo.embodiment import Embodiment
+from vla_rlaif.policies.octo.forward import subtree
 from vla_rlaif.policies.octo.images import resize_frames
 from vla_rlaif.policies.octo.model import LANGUAGE, Inputs, Layout, OctoTokens, Tokens, attention_mask
 from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, ModelSpec
@@ -140,7 +141,7 @@ class OctoNetwork:
 
     def encode(self, params: Params, inputs: Mapping[str, jax.Array]) -> Tokens:
         """The token sequence of a window. ``inputs`` has ``image/<camera>``, ``ids``, ``state`` and ``frame_ok``."""
-        variables = {"params": _subtree(params, TRUNK)}
+        variables = {"params": subtree(params, TRUNK)}
         return self.tokens.apply(variables, self._model_inputs(inputs, params[TABLE]))  # pyright: ignore
 
     def prepare(self, params: Params, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -253,13 +254,13 @@ class OctoNetwork:
         blocks: tuple[int, int],
         rows: Int[np.ndarray, " R"] | None,
     ) -> Float[jax.Array, "B R D"]:
-        variables = {"params": _subtree(params, BLOCKS)}
+        variables = {"params": subtree(params, BLOCKS)}
         mask = attention_mask(self.model, layout, key_ok)
         where = None if rows is None else rows.tolist()
         return self.blocks.apply(variables, x, mask, where, blocks)  # pyright: ignore[reportReturnType]
 
     def _apply_head(self, params: Params, prefix: str, *args: Any, method: str | None = None) -> Any:
-        return self.head.apply({"params": _subtree(params, prefix)}, *args, method=method)
+        return self.head.apply({"params": subtree(params, prefix)}, *args, method=method)
 
     def _model_inputs(self, inputs: Mapping[str, jax.Array], table: jax.Array | None) -> Inputs:
         """Upstream's keys and sizes; a missing window axis is added."""
@@ -292,10 +293,3 @@ def with_reference(params: Params) -> dict[str, jax.Array]:
     """The current head becomes the frozen one."""
     own = {name: value for name, value in params.items() if not name.startswith(REFERENCE)}
     return own | {REFERENCE + name: value for name, value in own.items() if name.startswith(HEAD)}
-
-
-def _subtree(params: Params, prefix: str) -> dict:
-    """The nested parameters below a prefix, as flax wants them."""
-    return unflatten_dict(
-        {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}, sep="/"
-    )

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float, Int
 
 RMS_EPS = 1e-6
@@ -192,6 +192,21 @@ class T5Encoder(nn.Module):
         x = Embedding(self.vocabulary, self.width, name="shared")(ids)
         key_bias = jnp.where(mask[:, None, None, :] > 0, 0.0, jnp.finfo(jnp.float32).min)
         return Stack((self.num_heads, self.head_dim, self.hidden), self.num_layers, name="encoder")(x, key_bias)
+
+
+# Compiled once for each size of encoder.
+_encode = jax.jit(T5Encoder.apply, static_argnums=0)
+
+
+def features_of(
+    encoder: T5Encoder, params: Mapping[str, np.ndarray], ids: Int[np.ndarray, "n L"], mask: Int[np.ndarray, "n L"]
+) -> list[Float[np.ndarray, "L D"]]:
+    """One sentence a call: its features do not depend on what else is asked. ``params`` are on the device meanwhile."""
+    if not len(ids):
+        return []
+    nested = {"params": unflatten_dict(jax.device_put(dict(params)), sep="/")}
+    with jax.default_matmul_precision("highest"):  # once a sentence: worth equal numbers on every device
+        return [np.asarray(_encode(encoder, nested, i[None], m[None]))[0] for i, m in zip(ids, mask, strict=True)]
 
 
 def encoder_of(params: Mapping[str, np.ndarray]) -> T5Encoder:

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_rlaif.policies.octo.t5 import T5Encoder, encoder_of
+from vla_rlaif.policies.octo.t5 import encoder_of, features_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,9 +35,6 @@ from huggingface_hub import hf_hub_download
 sys.stdout.write(hf_hub_download(*sys.argv[1:]))
 """
 FORMAT = 1  # part of the key of a stored feature; another one when the numbers of the encoder change
-
-# Compiled once for each size of encoder. One sentence a call: its features do not depend on what else is asked.
-_encode = jax.jit(T5Encoder.apply, static_argnums=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,20 +172,12 @@ class T5Features:
         shape = (self._tokenizer.max_length, self.encoder.width)
         found = [None if path is None else _read(path, shape) for path in paths]
         missing = [i for i, features in enumerate(found) if features is None]
-        computed = self._compute(tokens.ids[missing], tokens.mask[missing])
+        computed = features_of(self.encoder, self._params, tokens.ids[missing], tokens.mask[missing])
         for i, features in zip(missing, computed, strict=True):
             path, found[i] = paths[i], features
             if path is not None:
                 _write(path, features)
         return [features for features in found if features is not None]
-
-    def _compute(self, ids: Int[np.ndarray, "n K"], mask: Int[np.ndarray, "n K"]) -> list[Float[np.ndarray, "K L"]]:
-        if not len(ids):
-            return []
-        nested = {"params": unflatten_dict(jax.device_put(self._params), sep="/")}
-        with jax.default_matmul_precision("highest"):  # once a sentence: worth equal numbers on every device
-            rows = zip(ids[:, None], mask[:, None], strict=True)
-            return [np.asarray(_encode(self.encoder, nested, *row))[0] for row in rows]
 
     def _path(self, folder: Path, ids: Int[np.ndarray, " K"]) -> Path:
         key = hashlib.sha256(self._digest + np.asarray(ids, "<i4").tobytes()).hexdigest()

@@ -94,6 +94,9 @@ def test_a_model_for_another_robot(tmp_path: Path) -> None:
     octo.save(tmp_path / "octo", 0)
     octo = OctoModel.load(tmp_path / "octo")
     both = {**without(observations, "image_wrist"), "proprio": state}
+    with pytest.raises(ValueError, match="no tokenizer reads image_wrist of the task"):
+        octo.readouts(both, tasks)
+    tasks = without(tasks, "image_wrist")
     got = octo.readouts(both, tasks)
     assert got["obs_proprio"].tokens.shape == (3, 2, 5, 64) and "obs_wrist" not in got
     moved = octo.readouts({**both, "proprio": state + 1}, tasks)

@@ -256,8 +256,9 @@ def test_syncs_that_fail_again_and_again_cost_the_replica():
             keys += [a.key for a in only(pool.step(), replica)]
     name, version = replica.name, pool.world.version
     assert keys == [
-        *(f"abort:{name}:0", f"sync:{name}:{version}:1", f"abort:{name}:1", f"sync:{name}:{version}:2"),
-        *(f"abort:{name}:2", f"kill:{name}"),
+        *(f"abort:{name}:{version}:0", f"sync:{name}:{version}:1"),
+        *(f"abort:{name}:{version}:1", f"sync:{name}:{version}:2"),
+        *(f"abort:{name}:{version}:2", f"kill:{name}:3"),
     ]
 
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 
 from vla_rlaif.config import GaussianConfig
+from vla_rlaif.interfaces import Policy
 from vla_rlaif.policies.gaussian_torch import GaussianTorch
 from vla_rlaif.serve.server import PolicyServer
 from vla_rlaif.serve.settings import ServeSettings
@@ -133,6 +134,17 @@ async def robot(server: PolicyServer, query: str = "", **options: Any) -> AsyncI
 def settings(**changes: Any) -> ServeSettings:
     """On a port that the system chooses; batches of at most 4."""
     return ServeSettings(**{"port": 0, "max_batch": 4, **changes})
+
+
+def serving(
+    policy: Callable[[], Policy] = make_gaussian,
+    *,
+    tokens: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda text: None,
+    **changes: Any,
+) -> PolicyServer:
+    """A server whose deadline does not depend on how busy the machine is."""
+    return PolicyServer(policy, SPEC, settings(**{"deadline_ms": 10_000.0, **changes}), tokens=tokens, say=say)
 
 
 def quiet(text: str) -> None:

@@ -46,11 +46,7 @@ class Sync:
 
     @property
     def key(self) -> str:
-        return (
-            f"abort:{self.replica}:{self.attempt}"
-            if self.abort
-            else f"sync:{self.replica}:{self.version}:{self.attempt}"
-        )
+        return f"{'abort' if self.abort else 'sync'}:{self.replica}:{self.version}:{self.attempt}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +97,11 @@ class Release:
     reason: str
     kill: bool = False  # at once, whatever it is doing: work since the last good checkpoint is lost
     lost: Micros = 0  # that work, in GPU-microseconds
+    attempt: int = 0  # of killing it: the replica's attempts so far
 
     @property
     def key(self) -> str:
-        return f"{'kill' if self.kill else 'release'}:{self.replica}"
+        return f"kill:{self.replica}:{self.attempt}" if self.kill else f"release:{self.replica}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

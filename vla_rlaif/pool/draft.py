@@ -36,6 +36,7 @@ class Draft:
     wakeups: list[Micros] = field(default_factory=list)  # instants
     handled: set[str] = field(default_factory=set)  # replicas that have their action
     reserved: dict[str, int] = field(default_factory=dict)  # role -> GPUs that a job of it waits for
+    draining: Counter[str] = field(default_factory=Counter)  # node -> GPUs that this plan begins to drain
     freed: int = 0  # GPUs that kills of this plan will free
 
     @functools.cached_property
@@ -64,7 +65,9 @@ class Draft:
         lost = 0
         if replica.saved is not None and replica.phase not in NOTHING_AT_RISK:
             lost = (self.observed.monotonic - replica.saved) * len(replica.gpus)
-        self.actions.append(Release(replica=replica.name, kill=True, lost=lost, reason=reason))
+        self.actions.append(
+            Release(replica=replica.name, kill=True, lost=lost, attempt=replica.attempts, reason=reason)
+        )
         self.forget(replica)
 
     def give_up(self, replica: Replica, reason: str) -> None:

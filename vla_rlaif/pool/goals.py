@@ -205,29 +205,54 @@ def wants(outlook: Outlook, now: Micros, capacity: int) -> Wants:
         if boundary - now > 2 * leads.longest:
             result.wakeups.append(boundary - 2 * leads.longest)
             break
-        before, after = outlook.goals(index - 1), outlook.goals(index)
-        losers = [r for r in after if after[r] < before[r] and config.roles[r].preemptible is not False]
-        gainers = [r for r in after if after[r] > before[r]]
         coming = minimums(config, outlook.shares(index), capacity)
-        slowest = max((leads.out[r] for r in losers), default=0)
-        into = max((leads.into[r] for r in gainers), default=0)
-        begin = boundary - leads.scaled(slowest + into)
-        if begin > now:
-            result.wakeups.append(begin)
-        for r in after:
-            result.keep[r] = max(result.keep[r], after[r])
-            if begin <= now:
-                result.floor[r] = max(result.floor[r], coming[r])
-        for r in gainers if begin <= now else ():
-            result.want[r], result.index[r] = after[r], index
-        for r in losers:
-            begin = boundary - leads.scaled(leads.out[r] + into)
-            if begin > now:
-                result.wakeups.append(begin)
-                continue
-            result.want[r], result.index[r] = max(after[r], least[r]), index
-            result.notes.append(
-                f"{r} gives {before[r] - after[r]} GPUs before {say_time(boundary, outlook.timeline.zone)}"
-            )
+        _prepare(result, outlook, index, now, least=least, coming=coming, capacity=capacity)
         least = {r: max(least[r], coming[r]) for r in least}
     return result
+
+
+def _prepare(
+    result: Wants, outlook: Outlook, index: int, now: Micros, *, least: Goals, coming: Goals, capacity: int
+) -> None:
+    """Change wants by the boundary before interval ``index``, as far as its lead has begun."""
+    leads, boundary = outlook.leads, outlook.start(index)
+    before, after = outlook.goals(index - 1), outlook.goals(index)
+    held = _held_in_lead(outlook.config, before, after, least=least, coming=coming, capacity=capacity)
+    givers = [r for r in after if held[r] < before[r]]
+    gainers = [r for r in after if after[r] > before[r] and r not in givers]
+    into = max((leads.into[r] for r in gainers), default=0)
+    begins = {r: boundary - leads.scaled(leads.out[r] + into) for r in givers}
+    first = min(begins.values(), default=boundary - leads.scaled(into))
+    result.wakeups += [begin for begin in (first, *begins.values()) if begin > now]
+    for r in after:
+        result.keep[r] = max(result.keep[r], after[r])
+        if first <= now:
+            result.floor[r] = max(result.floor[r], coming[r])
+    for r in gainers if first <= now else ():
+        result.want[r], result.index[r] = after[r], index
+    for r, begin in begins.items():
+        if begin <= now:
+            result.want[r], result.index[r] = held[r], index
+            when = say_time(boundary, outlook.timeline.zone)
+            result.notes.append(f"{r} gives {before[r] - held[r]} GPUs before {when}")
+
+
+def _held_in_lead(
+    config: PoolConfig, before: Goals, after: Goals, *, least: Goals, coming: Goals, capacity: int
+) -> Goals:
+    """What roles keep from the start of the lead until the boundary.
+
+    Minimums of the new window must be active at the boundary, also where their GPUs are to come from a role that keeps
+    them until then: lower priorities lend theirs meanwhile.
+    """
+    held = {}
+    for r in after:
+        gives = after[r] < before[r] and config.roles[r].preemptible is not False
+        held[r] = max(after[r], least[r]) if gives else max(before[r], coming[r])
+    excess = sum(held.values()) - capacity
+    for r in reversed(config.ranked):
+        lowest = max(least[r], coming[r])
+        if excess > 0 and config.roles[r].preemptible is not False and held[r] > lowest:
+            cut = max(config.roles[r].at_most(max(held[r] - excess, lowest)), lowest)
+            excess, held[r] = excess - (held[r] - cut), cut
+    return held

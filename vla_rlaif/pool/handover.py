@@ -6,7 +6,7 @@ from vla_rlaif.pool.actions import Acquire
 from vla_rlaif.pool.clock import Micros, format_duration
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.draft import Draft
-from vla_rlaif.pool.goals import with_spare
+from vla_rlaif.pool.goals import Wants, with_spare
 from vla_rlaif.pool.lifecycle import drain
 from vla_rlaif.pool.placement import pack, per_node, spread, take
 from vla_rlaif.pool.state import LEAVING, Gpu, Phase, Replica
@@ -19,7 +19,7 @@ def shrink(draft: Draft) -> None:
         wanted, kept = draft.wants.want[role], max(draft.wants.want[role], draft.wants.keep[role])
         if draft.coming[role] and draft.holds(role) > kept:
             for replica in sorted(draft.coming[role].values(), key=lambda r: (r.job is not None, -r.acquired, r.name)):
-                if draft.holds(role) - len(replica.gpus) >= kept:
+                if draft.holds(role) - len(replica.gpus) >= kept and not _would_be_thin(draft, role, replica):
                     draft.give_up(replica, f"{role} is to hold {wanted} GPUs")
         while draft.num_active[role] > wanted:
             victim = _victim(draft, role, draft.num_active[role] - wanted, urgent=urgent)
@@ -36,6 +36,7 @@ def grow(draft: Draft, role: str, level: int) -> None:
             return
         gpus = _place(draft, role, size)
         if gpus is None:
+            _make_room(draft, role, size)
             return
         acquire(draft, role, gpus)
 
@@ -74,12 +75,22 @@ def rescue(draft: Draft, role: str) -> None:
                 mine[victim.gpus[0].node] += len(victim.gpus)  # the newcomers spread over the nodes that give
 
 
-def is_thin(config: PoolConfig, role: str, window: str, replicas: Sequence[Replica], num_nodes: int) -> bool:
-    """Whether a role has GPUs enough to survive the loss of a node, but holds too many of them on one."""
-    minimum, size = config.share(window, role).min, sum(len(r.gpus) for r in replicas)
-    if not config.roles[role].is_protected or not minimum or size < with_spare(config.roles[role], minimum, num_nodes):
+def is_thin(config: PoolConfig, role: str, wanted: Wants, replicas: Sequence[Replica], num_nodes: int) -> bool:
+    """Whether too many GPUs of a role are on one node: it would not survive a loss, or cannot shrink to what would."""
+    floor, size = wanted.floor[role], sum(len(r.gpus) for r in replicas)
+    enough = with_spare(config.roles[role], floor, num_nodes)
+    if not config.roles[role].is_protected or not floor or num_nodes < 2 or size < enough:
         return False
-    return num_nodes > 1 and size - max(per_node(replicas).values()) < minimum
+    held, cap = per_node(replicas), enough - floor  # GPUs that one node may take away
+    is_at_risk = size - max(held.values()) < floor
+    can_shrink = sum(min(n, cap) for n in held.values()) >= enough
+    return is_at_risk or (size > max(wanted.want[role], enough) and not can_shrink)
+
+
+def _would_be_thin(draft: Draft, role: str, leaver: Replica) -> bool:
+    """Without this newcomer, which may be the one that is to make room on a full node."""
+    rest = [r for r in (*draft.coming[role].values(), *draft.active[role].values()) if r.name != leaver.name]
+    return is_thin(draft.config, role, draft.wants, rest, draft.num_nodes)
 
 
 def keeps_minimum(draft: Draft, role: str, leaver: Replica) -> bool:
@@ -99,15 +110,23 @@ def _victim(draft: Draft, role: str, excess: int, *, urgent: bool) -> Replica | 
     is_protected = draft.config.roles[role].is_protected
     mine = per_node(draft.active[role].values())
     guarded = per_node(r for n, rs in draft.active.items() if draft.config.roles[n].is_protected for r in rs.values())
-    gone = per_node(r for rs in draft.leaving.values() for r in rs.values())
+    leaving = per_node(r for rs in draft.leaving.values() for r in rs.values())
+    is_claimed = any(
+        draft.wants.want[n] > draft.holds(n) for n in draft.config.roles if draft.config.roles[n].is_protected
+    )
 
     def cost(replica: Replica) -> tuple:
         node, size = replica.gpus[0].node, len(replica.gpus)
         # A job that the wanted size cannot hold must go in any case, one that fits goes last.
         rank = 1 if replica.job is None else 2 if size <= draft.wants.want[role] else 0
-        # A role that is spread thins out its fullest node; others make room where what must survive is thin.
-        place = (-mine[node], 0) if is_protected else (guarded[node], -gone[node])
-        return (rank, _at_risk(draft, replica), *place, replica.name)
+        room = leaving[node] + draft.draining[node]
+        if is_protected:
+            place = -mine[node]  # stays spread
+        elif is_claimed:
+            place = guarded[node] + room  # makes room where what must survive is thin
+        else:
+            place = -room  # whole nodes come free
+        return (rank, _at_risk(draft, replica), place, replica.name)
 
     for replica in sorted(draft.active[role].values(), key=cost):
         left = draft.config.transition.min_dwell - (draft.observed.monotonic - replica.acquired)
@@ -144,12 +163,39 @@ def _is_worth(draft: Draft, role: str, size: int) -> bool:
 
 
 def _place(draft: Draft, role: str, size: int) -> tuple[Gpu, ...] | None:
-    spec = draft.config.roles[role]
-    node_size = max(len(node.healthy) for node in draft.observed.nodes)
-    if not spec.is_protected:
+    if not draft.config.roles[role].is_protected:
+        node_size = max(len(node.healthy) for node in draft.observed.nodes)
         return pack(draft.free, size, node_size=node_size, one_node=False)
     held = per_node((*draft.active[role].values(), *draft.coming[role].values()))
+    return spread(draft.free, size, held=held, cap=_cap(draft, role, size))
+
+
+def _cap(draft: Draft, role: str, size: int) -> int:
+    """GPUs of a protected role that one node may hold, so that the loss of it leaves the minimum."""
     floor, want = draft.wants.floor[role], draft.wants.want[role]
-    even = -(-want // (size * max(draft.num_nodes, 1))) * size
-    cap = want if draft.holds(role) < floor or draft.num_nodes < 2 else max(want - floor, even)
-    return spread(draft.free, size, held=held, cap=cap)
+    if draft.holds(role) < floor or draft.num_nodes < 2:
+        return want
+    return max(want - floor, -(-want // (size * draft.num_nodes)) * size)
+
+
+def _make_room(draft: Draft, role: str, size: int) -> None:
+    """There are free GPUs, but not where the role can use them: replicas of lower priority move there."""
+    num_free = sum(map(len, draft.free.values()))
+    if num_free < size:
+        return
+    held = per_node((*draft.active[role].values(), *draft.coming[role].values()))
+    cap = _cap(draft, role, size) if draft.config.roles[role].is_protected else size + max(held.values(), default=0)
+    leaving = per_node(r for rs in draft.leaving.values() for r in rs.values()) + draft.draining
+    lower = draft.config.ranked[draft.config.ranked.index(role) + 1 :]
+    movable = [r for n in reversed(lower) for r in draft.active[n].values() if r.job is None]
+    for node in sorted(draft.free, key=lambda n: (size - len(draft.free[n]) - leaving[n], n)):
+        missing = size - len(draft.free[node]) - leaving[node]
+        movers = [r for r in movable if {g.node for g in r.gpus} == {node} and keeps_minimum(draft, r.role, r)]
+        if held[node] + size > cap or sum(len(r.gpus) for r in movers) < missing:
+            continue
+        for mover in sorted(movers, key=lambda r: (len(r.gpus) < missing, _at_risk(draft, r), r.name)):
+            if missing > 0:
+                drain(draft, mover, f"{role} needs GPUs on {node}, others are free")
+                missing -= len(mover.gpus)
+        return
+    draft.say(f"{role} waits: {num_free} GPUs are free, but not {size} on a node that it may use")

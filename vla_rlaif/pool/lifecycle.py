@@ -21,7 +21,7 @@ def bury(draft: Draft) -> None:
     healthy = {Gpu(node.name, slot) for node in draft.observed.nodes for slot, ok in enumerate(node.healthy) if ok}
     for replica in draft.observed.replicas:
         broken = [gpu for gpu in replica.gpus if gpu not in healthy]
-        if replica.phase is Phase.LOST or broken:
+        if replica.phase is Phase.LOST or (broken and replica.phase is not Phase.RELEASING):
             where = f"{broken[0].node} GPU {broken[0].slot} is dead" if broken else "a process of it died"
             draft.kill(replica, f"{replica.name} is lost: {where}")
 
@@ -43,6 +43,7 @@ def drain(draft: Draft, replica: Replica, reason: str) -> None:
     carry = role.preemptible == "at_chunk"
     draft.add(Drain(replica=replica.name, within=budget, carry_unfinished=carry, reason=reason), replica)
     draft.forget(replica)
+    draft.draining.update(gpu.node for gpu in replica.gpus)
     draft.wake_in(budget)
 
 

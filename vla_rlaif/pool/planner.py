@@ -13,7 +13,7 @@ from vla_rlaif.pool.calendar import Timeline
 from vla_rlaif.pool.clock import HOUR, MINUTE, SECOND, Micros, format_duration
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.draft import Draft
-from vla_rlaif.pool.goals import Outlook, wants
+from vla_rlaif.pool.goals import Outlook, Wants, wants
 from vla_rlaif.pool.handover import grow, is_thin, rescue, shrink
 from vla_rlaif.pool.history import History, Leads
 from vla_rlaif.pool.lifecycle import bury, progress
@@ -91,19 +91,28 @@ def _draft(now: Micros, timeline: Timeline, config: PoolConfig, observed: Observ
     capacity = max(healthy - sum(len(r.gpus) for r in orphans), 0)
     num_nodes = sum(node.is_alive for node in observed.nodes)
     boost, notes = _boost(timeline.at(now).window, config, observed.p99_ms, num_coming, num_active)
-    for name in config.roles:
-        staying = [*coming[name].values(), *active[name].values()]
-        if name not in boost and is_thin(config, name, timeline.at(now).window, staying, num_nodes):
-            boost[name] = num_coming[name] + num_active[name] + config.roles[name].gpus_per_replica
-            notes.append(f"{name} moves: its minimum would not survive the loss of its fullest node")
-    outlook = Outlook(config, timeline, now, capacity=capacity, num_nodes=num_nodes, leads=leads, boost=boost)
+
+    def look() -> tuple[Outlook, Wants]:
+        outlook = Outlook(config, timeline, now, capacity=capacity, num_nodes=num_nodes, leads=leads, boost=boost)
+        return outlook, wants(outlook, now, capacity)
+
+    outlook, wanted = look()
+    thin = [
+        name
+        for name in config.roles
+        if is_thin(config, name, wanted, [*coming[name].values(), *active[name].values()], num_nodes)
+    ]
+    if thin:  # one replica more than now, so that another one can go
+        boost |= {name: num_coming[name] + num_active[name] + config.roles[name].gpus_per_replica for name in thin}
+        notes += [f"{name} moves: its minimum would not survive the loss of its fullest node" for name in thin]
+        outlook, wanted = look()
     return Draft(
         now=now,
         config=config,
         observed=observed,
         leads=leads,
         outlook=outlook,
-        wants=wants(outlook, now, capacity),
+        wants=wanted,
         num_nodes=num_nodes,
         coming=coming,
         active=active,

@@ -60,7 +60,7 @@ class Replica:
     leaving: Micros | None = None  # when its drain began
     version: int | None = None  # of the weights it holds
     job: str | None = None
-    attempts: int = 0  # failed or aborted tries of the present step
+    attempts: int = 0  # failed or aborted tries of the present step; a kill counts as one
     syncing_since: Micros | None = None  # a weight sync it takes part in while active or draining
 
 

@@ -223,6 +223,8 @@ class World:
             self._lose(replica, now)
             self.ledger.kills[replica.role] += 1
             self.ledger.preemptions[replica.role] += replica.phase is Phase.ACTIVE
+        if action.kill:
+            self.replicas[replica.name] = replace(replica, attempts=replica.attempts + 1)
         self._enter(action.replica, Phase.RELEASING, now, leaving=replica.leaving or now)
 
     def _lose(self, replica: Replica, now: Micros) -> None:

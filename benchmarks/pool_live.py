@@ -1,0 +1,328 @@
+"""A live pool from day to night and back, in compressed time on Ray with fake GPUs: what robots and training notice.
+
+A real small training run is drained at night, its GPUs collect, and in the morning it goes on; robots ask the policy
+servers all the time; schedulers are killed at random in the middle of transitions (--kills). Printed: failed requests,
+p99 in and out of transitions, lateness at the boundaries, the loss curve against an uninterrupted run's, what became of
+the collected groups, and whether anything was done twice. Times are real seconds unless they say pool time.
+
+    python benchmarks/pool_live.py --size small --kills 5
+    python benchmarks/pool_live.py --size factory --out factory.json
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+import yaml
+from pool_rehearsal import Robots, Schedulers, Watcher, cluster, write_yaml
+
+from vla_rlaif.config import load_config
+from vla_rlaif.dataset import num_shards, read_shard
+from vla_rlaif.metrics import read_metrics
+from vla_rlaif.pool.archive import Archive
+from vla_rlaif.pool.checks import load_pool
+from vla_rlaif.pool.clock import HOUR, MINUTE, Micros, format_duration, resolve, zone_of
+from vla_rlaif.pool.committed import committed_step
+from vla_rlaif.pool.history import Step
+from vla_rlaif.pool.live_clock import start_clock
+from vla_rlaif.pool.replica import read_audit
+from vla_rlaif.pool.store import PoolStore
+from vla_rlaif.pool.times import parse_wall_time
+
+FACTORY = Path(__file__).parents[1] / "configs" / "pool_factory.yaml"
+WAIT_S = 60.0  # for a standby to take over
+NIGHT_UNITS = 80  # of the factory's night
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    size: Literal["small", "factory"] = "small"
+    """small: 8 GPUs on one node, a short night. factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 or 8."""
+    kills: int = 0
+    """Schedulers killed with SIGKILL, each at a random moment of a transition."""
+    unit_s: float | None = None
+    """What a process takes to load JAX here and now, in seconds: windows and deadlines are multiples of it. Default:
+    measured before the rehearsal."""
+    staleness: int = 0
+    """With 0 the loss curve must not depend on who played the groups."""
+    robots: int = 4
+    pause_s: float = 0.2
+    """Mean pause of a robot between a reply and its next request."""
+    limit_s: float = 1200.0
+    """The rehearsal ends with the run, and is given up after so long."""
+    seed: int = 0
+    folder: Path | None = None
+    """Where the pool, the run and the record go; default: a temporary folder."""
+    out: Path | None = None
+    """Where to write the figures as JSON."""
+    picture: Path | None = None
+    """.svg or .png of what every GPU did."""
+
+
+def main(options: Options) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = rehearse(options, folder)
+    for name, value in figures.items():
+        print(f"{name}: {value}")
+    if options.out is not None:
+        options.out.write_text(json.dumps({"options": asdict(options), **figures}, indent=1, default=str))
+
+
+def rehearse(options: Options, folder: Path) -> dict[str, Any]:
+    state_dir = folder / "state"
+    unit_s = options.unit_s or seconds_to_load()
+    speed = 120.0 if options.size == "small" else 8 * 3600 / (NIGHT_UNITS * unit_s)
+    data, start = (small if options.size == "small" else factory)(speed, unit_s)
+    pool = write_yaml(folder / "pool.yaml", data | {"state_dir": str(state_dir)})
+    run = write_yaml(folder / "run.yaml", run_of(options, folder, unit_s))
+    config, steps = load_pool(pool, now=0), load_config(run).loop.steps
+    remember_durations(PoolStore(state_dir / "pool.sqlite"), speed, unit_s)
+    kills: list[float] = []
+    with cluster(config.pool.nodes, config.pool.gpus_per_node) as address:
+        clock = start_clock(state_dir / "clock.json", pool=start, speed=speed)
+        schedulers = Schedulers(pool, run, address, folder / "schedulers.log", lease_s=max(2.0, 1.5 * unit_s))
+        schedulers.start()
+        if options.kills:
+            schedulers.start()
+        begun = time.monotonic()
+        rng = random.Random(options.seed)
+        with Watcher(state_dir) as watcher:
+            while not any((state_dir / "endpoints").glob("*.json")):
+                assert time.monotonic() - begun < options.limit_s, "no server came up"
+                time.sleep(0.1)
+            with Robots(state_dir / "endpoints", options.robots, options.pause_s) as robots:
+                while committed_step(folder / "run") < steps or len(kills) < options.kills:
+                    if time.monotonic() - begun > options.limit_s:
+                        break
+                    if len(kills) < options.kills and watcher.is_in_transition():
+                        kills.append(kill_one(schedulers, watcher, state_dir, rng))
+                    time.sleep(0.2)
+        schedulers.stop()
+    end = clock.now()
+    figures: dict[str, Any] = {"machine": f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"}
+    figures |= {"unit_s": round(unit_s, 2), "speed": round(speed, 1)}
+    figures |= {"pool time": format_duration(end - start), "real seconds": round(time.monotonic() - begun, 1)}
+    figures |= serving(robots, watcher) | bookkeeping(state_dir, config, options.picture) | collected(folder)
+    figures |= training(folder, run, steps)
+    figures["kills"] = len(kills)
+    figures["takeover_s"] = round(statistics.median(kills), 2) if kills else None
+    return figures
+
+
+def seconds_to_load() -> float:
+    """The slower of two tries."""
+    times = []
+    for _ in range(2):
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], check=True)
+        times.append(time.monotonic() - begun)
+    return max(times)
+
+
+def small(speed: float, unit_s: float) -> tuple[dict[str, Any], Micros]:
+    """One node of 8 GPUs: 4 train by day, none at night, 4 in the morning, 2 later."""
+    wall = lambda units: _clock_time(12 * HOUR + round(units * unit_s * speed * 1e6))  # noqa: E731
+    night, morning, late = wall(16), wall(25), wall(35)
+    windows = [
+        {"name": "day", "days": "mon-sun", "start": "06:00", "end": night},
+        {"name": "night", "days": "mon-sun", "start": night, "end": morning},
+        {"name": "day", "days": "mon-sun", "start": morning, "end": late},
+        {"name": "late", "days": "mon-sun", "start": late, "end": "06:00"},
+    ]
+    shares = {
+        "day": {"serve": {"min": 1, "target": 2}, "train": {"target": 4}},
+        "night": {"serve": {"min": 1, "target": 1}, "rollout": {"target": 4}},
+        "late": {"serve": {"min": 1, "target": 2}, "train": {"target": 2}},
+    }
+    sizes = {"serve": 1, "train": 2, "rollout": 2}
+    data = {
+        "pool": {"nodes": 1, "gpus_per_node": 8},
+        "timezone": "UTC",
+        "windows": windows,
+        "shares": shares,
+        "roles": roles(speed * unit_s, sizes, num_chunks=2),
+        "transition": {"safety": 1.0, "min_dwell": "1s"},
+    }
+    return data, resolve(parse_wall_time("2026-11-02T12:00"), zone_of("UTC"))
+
+
+def factory(speed: float, unit_s: float) -> tuple[dict[str, Any], Micros]:
+    """The factory's calendar from Monday 20:00. Replicas have 4 or 8 GPUs: 64 processes are too many for 2 cores."""
+    data = yaml.safe_load(FACTORY.read_text())
+    data["shares"]["weekend"] = {"serve": {"min": 4, "target": 4}, "train": {"target": 16}, "rollout": {"target": 44}}
+    data["shares"]["line_stop"] = {"serve": {"min": 4, "target": 8}, "train": {"target": 56}}
+    data["roles"] = roles(speed * unit_s, {"serve": 4, "train": 8, "rollout": 4}, num_chunks=5)
+    data["transition"] = {"safety": 1.5, "min_dwell": "1m"}
+    return data, resolve(parse_wall_time("2026-11-02T20:00"), zone_of(data["timezone"]))
+
+
+def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, Any]:
+    """Generous declared durations, in units (pool seconds): timeouts come from them, leads from what was measured."""
+    units = {"acquire": 8, "warmup": 10, "sync": 4, "drain": 5, "checkpoint": 4, "release": 4}
+    common = {name: f"{round(1000 * num * unit)}ms" for name, num in units.items()}
+    return {
+        "serve": {"priority": 100, "preemptible": False, "gpus_per_replica": sizes["serve"], **common},
+        "train": {
+            **{"priority": 50, "preemptible": "checkpoint", "gpus_per_replica": sizes["train"]},
+            **{"global_batch": num_chunks, **common},
+        },
+        "rollout": {"priority": 10, "preemptible": "at_chunk", "gpus_per_replica": sizes["rollout"], **common},
+    }
+
+
+def run_of(options: Options, folder: Path, unit_s: float) -> dict[str, Any]:
+    os.environ["POOL_REHEARSAL_PAUSE_S"] = str(unit_s / 15)  # of a step; the trainers inherit it
+    steps = 120 if options.size == "small" else 1000
+    return {
+        "name": "rehearsal",
+        "out": str(folder / "run"),
+        "env": {"type": "point_reach", "num_envs": 64},
+        "policy": {"type": "gaussian"},
+        "reward": {"type": "python", "function": "pool_rehearsal:slow_reward"},
+        "algorithm": {"group_size": 16, "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.0},
+        "learner": {"lr": 0.005, "epochs": 2, "minibatch": 240, "ema": 0.5, "target_kl": None},
+        "loop": {
+            **{"steps": steps, "validate_every": 50, "validation_episodes": 64, "checkpoint_every": 10},
+            **{"stored": str(folder / "store"), "staleness": options.staleness, "min_live_share": 0.0},
+        },
+    }
+
+
+def remember_durations(store: PoolStore, speed: float, unit_s: float) -> None:
+    """As a pool that has run for a while: how long the steps take on this machine. Measured ones replace them."""
+    units: dict[Step, float] = {"acquire": 1.0, "warmup": 1.0, "sync": 0.2, "drain": 1.2, "checkpoint": 0.2}
+    units["release"] = 0.3
+    for role in ("serve", "train", "rollout"):
+        for step, num in units.items():
+            store.add_durations([(role, step, round(1e6 * num * unit_s * speed))] * 5)
+
+
+def kill_one(schedulers: Schedulers, watcher: Watcher, state_dir: Path, rng: random.Random) -> float:
+    """Kill the scheduler in charge within the next second; real seconds until another one has planned."""
+    time.sleep(rng.uniform(0, 1))
+    lease = json.loads((state_dir / "lease.json").read_text())
+    killed = time.monotonic()
+    schedulers.kill(lease["holder"])
+    schedulers.start()
+    while (watcher.status() or {}).get("holder") in (None, lease["holder"]):
+        assert time.monotonic() - killed < WAIT_S, "no scheduler took over"
+        time.sleep(0.02)
+    return time.monotonic() - killed
+
+
+def serving(robots: Robots, watcher: Watcher) -> dict[str, Any]:
+    served = [r for r in robots.requests if r.is_served]
+    inside = [r.seconds for r in served if watcher.was_in_transition(r)]
+    outside = [r.seconds for r in served if not watcher.was_in_transition(r)]
+    figure = lambda seconds, share: round(1e3 * float(np.percentile(seconds, share)), 1) if seconds else None  # noqa: E731
+    return {
+        "requests": len(robots.requests),
+        "failed_requests": len(robots.requests) - len(served),
+        "troubles": sorted({r.trouble for r in robots.requests if not r.is_served})[:5],
+        "requests_in_transitions": len(inside),
+        "p50_ms_in_transitions": figure(inside, 50),
+        "p50_ms_outside": figure(outside, 50),
+        "p99_ms_in_transitions": figure(inside, 99),
+        "p99_ms_outside": figure(outside, 99),
+        "slowest_ms": figure([r.seconds for r in served], 100),
+    }
+
+
+def bookkeeping(state_dir: Path, config: Any, picture: Path | None) -> dict[str, Any]:
+    """Of the ledger and the audit."""
+    sim = Archive(state_dir).history(config)
+    ledger = sim.ledger
+    keys = Counter((line["by"], line["key"]) for line in read_audit(state_dir / "audit.jsonl"))
+    if picture is not None:
+        from vla_rlaif.pool.charts import save, simulation_strip
+
+        save([simulation_strip(sim, title="what every GPU did")], picture)
+    late = {f"late {e.role} into {e.window}": format_duration(e.late) for e in ledger.lateness if e.arrived}
+    handovers = [ledger.transition(share) for share in (0.5, 0.95)]
+    return {
+        "orders": sum(keys.values()),
+        "done_twice": sum(n - 1 for n in keys.values()),
+        "ledger_exact": ledger.total == config.pool.num_gpus * (ledger.now - ledger.start),
+        "useful_share": round(ledger.useful_share, 4),
+        "unseen_gpu_hours": round(sum(n for (_, _, s), n in ledger.spent.items() if s == "unseen") / HOUR, 2),
+        "seconds_below_min": {role: round(n / 1e6, 1) for role, n in ledger.below.items()},
+        "forced_ends": dict(ledger.kills),
+        "handover_p50_p95 (pool time)": [None if h is None else format_duration(h) for h in handovers],
+        "lateness (pool time)": late,
+        "breaches": [f"{b.role} {b.active}/{b.minimum} for {format_duration(b.end - b.start)}" for b in sim.breaches],
+    }
+
+
+def collected(folder: Path) -> dict[str, Any]:
+    """Groups in the store, and whether any is there twice."""
+    lanes = sorted((folder / "store").glob("*")) if (folder / "store").exists() else []
+    versions = [[read_shard(lane, i).version for i in range(num_shards(lane))] for lane in lanes]
+    history = read_metrics(folder / "run" / "metrics.jsonl")
+    used = [line for line in history if line["stored/used"]]
+    return {
+        "groups_collected": sum(map(len, versions)),
+        "groups_twice": sum(len(v) - len(set(v)) for v in versions),
+        "episodes_used": int(sum(line["stored/used"] for line in used)),
+        "episodes_evicted": int(sum(line["stored/evicted"] for line in history)),
+        "ages_used": dict(Counter(int(line["stored/age"]) for line in used)),
+    }
+
+
+def training(folder: Path, run: Path, steps: int) -> dict[str, Any]:
+    """The loss curve against that of one process that is never interrupted and knows no store."""
+    live = read_metrics(folder / "run" / "metrics.jsonl")
+    log = (folder / "run" / "trainer.log").read_text().splitlines()
+    launches = [json.loads(path.read_text()) for path in (folder / "run").glob("launch-*.json")]
+    data = yaml.safe_load(run.read_text()) | {"out": str(folder / "straight")}
+    data["loop"] |= {"stored": None}
+    first = max(order["devices"] for order in launches)
+    micro = next(order["micro_batches"] for order in launches if order["devices"] == first)
+    data["learner"] |= {"devices": first, "micro_batches": micro}
+    order = folder / "straight.json"
+    order.write_text(json.dumps({"config": data, "devices": first, "micro_batches": micro}))
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={first}", "POOL_REHEARSAL_PAUSE_S": "0"}
+    command = [sys.executable, "-m", "vla_rlaif.pool.trainer", str(order)]
+    # Its stdin stays open: closing it would end it.
+    with subprocess.Popen(command, env=os.environ | flags, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.wait() == 0, "the uninterrupted run failed"
+    straight = read_metrics(folder / "straight" / "metrics.jsonl")
+    pairs = list(zip([_comparable(a) for a in live], [_comparable(b) for b in straight], strict=False))
+    equal = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    worst = max((abs(a["loss"] - b["loss"]) for a, b in pairs if "loss" in a), default=0.0)
+    return {
+        "steps": len(live),
+        "each_step_once": [line["step"] for line in live] == list(range(steps)),
+        "train_gpus": dict(sorted(Counter(order["devices"] for order in launches).items())),
+        "resumed_at": [int(line.rsplit(" ", 1)[1]) for line in log if line.startswith("resuming at step")],
+        "metrics_bit_equal_until_step": equal,
+        "loss_max_difference": worst,
+        "success_equal": all(a["rollout/success"] == b["rollout/success"] for a, b in pairs),
+        "success_first_last": [live[0]["rollout/success"], live[-1]["rollout/success"]],
+    }
+
+
+def _comparable(line: dict[str, Any]) -> dict[str, Any]:
+    """What does not depend on time, or on where the groups came from."""
+    return {k: v for k, v in line.items() if not k.startswith(("time/", "minutes", "jax/", "stored/"))}
+
+
+def _clock_time(instant: Micros) -> str:
+    minutes = instant // MINUTE
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,86 @@
+"""What the replicas of a pool work on: one training run, its rollouts, and its policy behind a server.
+
+The kind of a role is how it is preempted: `checkpoint` trains, `at_chunk` collects, `false` serves.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vla_rlaif.config import RunConfig
+from vla_rlaif.pool.config import PoolConfig, Role, Share
+from vla_rlaif.pool.replica import Claim, Duty
+from vla_rlaif.serve.settings import ServeSettings
+
+Kind = Literal["serve", "train", "rollout"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Goes to every replica. Paths are on a file system that all nodes share."""
+
+    run: RunConfig
+    state_dir: Path  # of the pool
+    serve: ServeSettings
+    tokens: tuple[str, ...] = ()  # of the robots
+    fake_gpus: bool = False  # GPUs are numbers only: training shows the CPU as so many devices
+
+    @property
+    def audit(self) -> Path:
+        return self.state_dir / "audit.jsonl"
+
+    @property
+    def endpoints(self) -> Path:
+        return self.state_dir / "endpoints"
+
+
+def kind_of(role: Role) -> Kind:
+    if role.checkpoints:
+        return "train"
+    return "rollout" if role.preemptible == "at_chunk" else "serve"
+
+
+def check_work(config: PoolConfig, work: Work) -> None:
+    """Raises ValueError where the pool and the run do not fit."""
+    for kind in ("serve", "train", "rollout"):
+        names = [name for name, role in config.roles.items() if kind_of(role) == kind]
+        if len(names) > 1:
+            raise ValueError(
+                f"roles {' and '.join(names)} both {kind} (preemptible); a live pool has one role of each."
+            )
+        if kind == "rollout" and names and work.run.loop.stored is None:
+            raise ValueError(f"role {names[0]} collects groups, and the run has no place for them: set loop.stored.")
+    for name, role in config.roles.items():
+        if kind_of(role) == "train":
+            _check_batch(config, name, role, work.run)
+
+
+def _check_batch(config: PoolConfig, name: str, role: Role, run: RunConfig) -> None:
+    """Every size that the calendar gives the training role must share the minibatch out evenly."""
+    sizes = {n for shares in config.shares.values() if name in shares for n in _sizes(shares[name])}
+    for num_gpus in sorted(sizes - {0}):
+        micro = run.learner.micro_batches if role.global_batch is None else role.accumulation(num_gpus)
+        if run.learner.minibatch % (num_gpus * micro):
+            raise ValueError(
+                f"{name} on {num_gpus} GPUs takes {micro} micro-batches, and learner.minibatch "
+                f"{run.learner.minibatch} does not split into {num_gpus * micro} parts; use a multiple."
+            )
+
+
+def _sizes(share: Share) -> tuple[int, int, int]:
+    return share.min, share.target, share.most
+
+
+def duty_of(kind: Kind, claim: Claim, work: Work, address: str) -> Duty:
+    """``address``: of the node, for robots."""
+    if kind == "serve":
+        from vla_rlaif.pool.serve_duty import ServeDuty
+
+        return ServeDuty(claim.replica, work, address)
+    if kind == "rollout":
+        from vla_rlaif.pool.rollout_duty import RolloutDuty
+
+        return RolloutDuty(claim.replica, work)
+    from vla_rlaif.pool.train_duty import TrainDuty
+
+    return TrainDuty(claim.replica, work)
