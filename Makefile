@@ -8,7 +8,7 @@ FILES := pyproject.toml constraints.txt
 
 UPSTREAM ?= .venv-octo-upstream
 
-.PHONY: align test lint clean system env-octo-upstream
+.PHONY: align test lint clean system env-octo-upstream env-openpi
 
 # The whole loop: demonstrations, start policy, preference labels, reward model, GRPO, evaluation, report.
 align: $(VENV)/.align
@@ -49,6 +49,12 @@ $(UPSTREAM)/.done:
 	$(UPSTREAM)/bin/python -m pip install -q jax==0.4.20 jaxlib==0.4.20 flax==0.7.5 orbax-checkpoint==0.4.4 \
 		tensorstore==0.1.86 numpy==1.26.4 scipy==1.12.0
 	touch $@
+
+# The openpi client needs NumPy 1, so it gets an environment of its own, and drives our server from there.
+env-openpi: $(VENV)/.test
+	test -x $(VENV)/openpi/bin/python || $(PYTHON) -m venv $(VENV)/openpi
+	$(VENV)/openpi/bin/python -m pip install -q openpi-client==0.1.2 typing_extensions
+	OPENPI_PYTHON=$(VENV)/openpi/bin/python $(BIN)/python -m pytest tests/serve/test_openpi.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache

@@ -26,29 +26,27 @@ import numpy as np
 import tyro
 import yaml
 from pool_rehearsal import Robots, Schedulers, Watcher, cluster, write_yaml
+from pool_scenes import factory, hourly, remember_durations, run_of, small
 
 from vla_rlaif.config import load_config
 from vla_rlaif.dataset import num_shards, read_shard
 from vla_rlaif.metrics import read_metrics
 from vla_rlaif.pool.archive import Archive
 from vla_rlaif.pool.checks import load_pool
-from vla_rlaif.pool.clock import HOUR, MINUTE, Micros, format_duration, resolve, zone_of
+from vla_rlaif.pool.clock import HOUR, format_duration
 from vla_rlaif.pool.committed import committed_step
-from vla_rlaif.pool.history import Step
 from vla_rlaif.pool.live_clock import start_clock
 from vla_rlaif.pool.replica import read_audit
 from vla_rlaif.pool.store import PoolStore
-from vla_rlaif.pool.times import parse_wall_time
 
-FACTORY = Path(__file__).parents[1] / "configs" / "pool_factory.yaml"
 WAIT_S = 60.0  # for a standby to take over
-NIGHT_UNITS = 80  # of the factory's night
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    size: Literal["small", "factory"] = "small"
-    """small: 8 GPUs on one node, a short night. factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 or 8."""
+    size: Literal["small", "hourly", "factory"] = "small"
+    """small: 8 GPUs on one node, a short night. hourly: the same, day and night take turns every hour, for many kills.
+    factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 or 8."""
     kills: int = 0
     """Schedulers killed with SIGKILL, each at a random moment of a transition."""
     unit_s: float | None = None
@@ -84,10 +82,9 @@ def main(options: Options) -> None:
 def rehearse(options: Options, folder: Path) -> dict[str, Any]:
     state_dir = folder / "state"
     unit_s = options.unit_s or seconds_to_load()
-    speed = 120.0 if options.size == "small" else 8 * 3600 / (NIGHT_UNITS * unit_s)
-    data, start = (small if options.size == "small" else factory)(speed, unit_s)
+    speed, data, start = {"small": small, "hourly": hourly, "factory": factory}[options.size](unit_s)
     pool = write_yaml(folder / "pool.yaml", data | {"state_dir": str(state_dir)})
-    run = write_yaml(folder / "run.yaml", run_of(options, folder, unit_s))
+    run = write_yaml(folder / "run.yaml", run_of(options.size, folder, unit_s, staleness=options.staleness))
     config, steps = load_pool(pool, now=0), load_config(run).loop.steps
     remember_durations(PoolStore(state_dir / "pool.sqlite"), speed, unit_s)
     kills: list[float] = []
@@ -130,84 +127,6 @@ def seconds_to_load() -> float:
         subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], check=True)
         times.append(time.monotonic() - begun)
     return max(times)
-
-
-def small(speed: float, unit_s: float) -> tuple[dict[str, Any], Micros]:
-    """One node of 8 GPUs: 4 train by day, none at night, 4 in the morning, 2 later."""
-    wall = lambda units: _clock_time(12 * HOUR + round(units * unit_s * speed * 1e6))  # noqa: E731
-    night, morning, late = wall(16), wall(25), wall(35)
-    windows = [
-        {"name": "day", "days": "mon-sun", "start": "06:00", "end": night},
-        {"name": "night", "days": "mon-sun", "start": night, "end": morning},
-        {"name": "day", "days": "mon-sun", "start": morning, "end": late},
-        {"name": "late", "days": "mon-sun", "start": late, "end": "06:00"},
-    ]
-    shares = {
-        "day": {"serve": {"min": 1, "target": 2}, "train": {"target": 4}},
-        "night": {"serve": {"min": 1, "target": 1}, "rollout": {"target": 4}},
-        "late": {"serve": {"min": 1, "target": 2}, "train": {"target": 2}},
-    }
-    sizes = {"serve": 1, "train": 2, "rollout": 2}
-    data = {
-        "pool": {"nodes": 1, "gpus_per_node": 8},
-        "timezone": "UTC",
-        "windows": windows,
-        "shares": shares,
-        "roles": roles(speed * unit_s, sizes, num_chunks=2),
-        "transition": {"safety": 1.0, "min_dwell": "1s"},
-    }
-    return data, resolve(parse_wall_time("2026-11-02T12:00"), zone_of("UTC"))
-
-
-def factory(speed: float, unit_s: float) -> tuple[dict[str, Any], Micros]:
-    """The factory's calendar from Monday 20:00. Replicas have 4 or 8 GPUs: 64 processes are too many for 2 cores."""
-    data = yaml.safe_load(FACTORY.read_text())
-    data["shares"]["weekend"] = {"serve": {"min": 4, "target": 4}, "train": {"target": 16}, "rollout": {"target": 44}}
-    data["shares"]["line_stop"] = {"serve": {"min": 4, "target": 8}, "train": {"target": 56}}
-    data["roles"] = roles(speed * unit_s, {"serve": 4, "train": 8, "rollout": 4}, num_chunks=5)
-    data["transition"] = {"safety": 1.5, "min_dwell": "1m"}
-    return data, resolve(parse_wall_time("2026-11-02T20:00"), zone_of(data["timezone"]))
-
-
-def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, Any]:
-    """Generous declared durations, in units (pool seconds): timeouts come from them, leads from what was measured."""
-    units = {"acquire": 8, "warmup": 10, "sync": 4, "drain": 5, "checkpoint": 4, "release": 4}
-    common = {name: f"{round(1000 * num * unit)}ms" for name, num in units.items()}
-    return {
-        "serve": {"priority": 100, "preemptible": False, "gpus_per_replica": sizes["serve"], **common},
-        "train": {
-            **{"priority": 50, "preemptible": "checkpoint", "gpus_per_replica": sizes["train"]},
-            **{"global_batch": num_chunks, **common},
-        },
-        "rollout": {"priority": 10, "preemptible": "at_chunk", "gpus_per_replica": sizes["rollout"], **common},
-    }
-
-
-def run_of(options: Options, folder: Path, unit_s: float) -> dict[str, Any]:
-    os.environ["POOL_REHEARSAL_PAUSE_S"] = str(unit_s / 15)  # of a step; the trainers inherit it
-    steps = 120 if options.size == "small" else 1000
-    return {
-        "name": "rehearsal",
-        "out": str(folder / "run"),
-        "env": {"type": "point_reach", "num_envs": 64},
-        "policy": {"type": "gaussian"},
-        "reward": {"type": "python", "function": "pool_rehearsal:slow_reward"},
-        "algorithm": {"group_size": 16, "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.0},
-        "learner": {"lr": 0.005, "epochs": 2, "minibatch": 240, "ema": 0.5, "target_kl": None},
-        "loop": {
-            **{"steps": steps, "validate_every": 50, "validation_episodes": 64, "checkpoint_every": 10},
-            **{"stored": str(folder / "store"), "staleness": options.staleness, "min_live_share": 0.0},
-        },
-    }
-
-
-def remember_durations(store: PoolStore, speed: float, unit_s: float) -> None:
-    """As a pool that has run for a while: how long the steps take on this machine. Measured ones replace them."""
-    units: dict[Step, float] = {"acquire": 1.0, "warmup": 1.0, "sync": 0.2, "drain": 1.2, "checkpoint": 0.2}
-    units["release"] = 0.3
-    for role in ("serve", "train", "rollout"):
-        for step, num in units.items():
-            store.add_durations([(role, step, round(1e6 * num * unit_s * speed))] * 5)
 
 
 def kill_one(schedulers: Schedulers, watcher: Watcher, state_dir: Path, rng: random.Random) -> float:
@@ -317,11 +236,6 @@ def training(folder: Path, run: Path, steps: int) -> dict[str, Any]:
 def _comparable(line: dict[str, Any]) -> dict[str, Any]:
     """What does not depend on time, or on where the groups came from."""
     return {k: v for k, v in line.items() if not k.startswith(("time/", "minutes", "jax/", "stored/"))}
-
-
-def _clock_time(instant: Micros) -> str:
-    minutes = instant // MINUTE
-    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 if __name__ == "__main__":

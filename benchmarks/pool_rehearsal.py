@@ -27,12 +27,6 @@ from vla_rlaif.pool.client import NoAnswerError, PoolRobot
 from vla_rlaif.reward_models.pixel_distance import PixelDistance
 from vla_rlaif.types import Episodes
 
-SCHEDULER = """
-import time, tyro
-from rich.console import Console
-from vla_rlaif.pool.live_verbs import RunVerb
-tyro.cli(RunVerb)(round(time.time() * 1e6), Console())
-"""
 STORE_BYTES = 80 * 2**20  # of Ray's object store: nothing large goes through it
 DEADLINE_S = 5.0  # of a robot's request: after that it has failed
 PAUSE_S = float(os.environ.get("POOL_REHEARSAL_PAUSE_S", "0.2"))  # of a training step, so that a run lasts a day
@@ -82,7 +76,7 @@ class Schedulers:
         flags = ["--address", self.address, "--fake-gpus", "--poll-s", "0.25", "--idle-s", "0.5"]
         flags += ["--lease-s", str(self.lease_s), "--serve.port", "0", "--serve.max-batch", "4", "--serve.fixed-batch"]
         with self.log.open("ab") as log:
-            command = [sys.executable, "-c", SCHEDULER, str(self.pool), str(self.run), *flags]
+            command = [sys.executable, "-m", "vla_rlaif", "pool", "run", str(self.pool), str(self.run), *flags]
             process = subprocess.Popen(command, stdout=log, stderr=log)
         self.processes[process.pid] = process
 

@@ -9,7 +9,8 @@ import yaml
 import vla_rlaif.config as config_module
 from vla_rlaif.config import RunConfig, cautions, kl_coef, load_config, parse_config
 
-CONFIGS = sorted(Path(__file__).parents[1].glob("configs/*.yaml"))
+FOLDER = Path(__file__).parents[1] / "configs"
+CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("pool_*.yaml")))  # a pool is no run: tests/pool
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

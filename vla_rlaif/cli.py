@@ -9,6 +9,7 @@ import difflib
 import errno
 import io
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import tyro
 from pydantic import ValidationError
 
 from vla_rlaif.config import RunConfig, explain, load_config, validate_again
+from vla_rlaif.serve.settings import ServeSettings
 
 ConfigFile = tyro.conf.Positional[Path]
 
@@ -128,6 +130,22 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Answer robots that speak openpi's protocol, with health and metrics over HTTP."""
+
+    config: ConfigFile
+    policy: Path  # policy folder, such as runs/NAME/best
+    watch: bool = False  # swap the weights whenever the folder is replaced
+    token_file: Path | None = None  # one token a line; a robot sends any of them as its API key
+    settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = ServeSettings()
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif.serve.verbs import serve_policy
+
+        serve_policy(config, self.policy, self.settings, token_file=self.token_file, follow=self.watch, say=say)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run will do and need, before anything starts."""
 
@@ -160,6 +178,7 @@ VERBS: dict[str, type] = {
     "label": Label,
     "reward": Reward,
     "evaluate": Evaluate,
+    "serve": Serve,
     "export": Export,
     "plan": Plan,
     "report": Report,
@@ -178,8 +197,13 @@ def _run(argv: list[str]) -> None:
         return
     verb, rest = argv[0], argv[1:]
     sys.path.append(str(Path.cwd()))  # so that a config can name code that lies beside it, `my_reward:function`
+    if verb == "pool":
+        from vla_rlaif.pool.verbs import main as pool
+
+        pool(rest, now=time.time_ns() // 1000)
+        return
     if verb not in VERBS:
-        raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}.")
+        raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join([*VERBS, 'pool'])}.")
     if verb == "doctor":
         options = tyro.cli(Doctor, args=rest, prog="vla-rlaif doctor")
         from vla_rlaif.doctor import check
@@ -231,7 +255,8 @@ def _overrides(config: RunConfig, flags: list[str], prog: str) -> RunConfig:
 
 def _refuse_near_misses(verb: str, flags: list[str]) -> None:
     """Flags that the verb does not know are taken for keys of the config, so its own names must be suggested here."""
-    own = [f"--{field.name}" for field in dataclasses.fields(VERBS[verb]) if field.name != "config"]
+    fields = [*dataclasses.fields(VERBS[verb]), *(dataclasses.fields(ServeSettings) if verb == "serve" else ())]
+    own = [f"--{field.name.replace('_', '-')}" for field in fields if field.name not in ("config", "settings")]
     for flag in flags:
         near = difflib.get_close_matches(flag.partition("=")[0], own, n=1, cutoff=0.8)
         if flag.startswith("--") and near:
@@ -261,6 +286,7 @@ def _fail(code: int, message: str) -> int:
 
 def _usage() -> str:
     lines = [f"  {name:9} {(kind.__doc__ or '').strip()}" for name, kind in VERBS.items()]
+    lines.append("  pool      One GPU pool by the calendar: plan, simulate, override, run, status, down.")
     return "\n".join(
         [
             "usage: vla-rlaif VERB [CONFIG.yaml] [options] [--section.key value ...]",

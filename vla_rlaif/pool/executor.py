@@ -17,10 +17,10 @@ from vla_rlaif.pool.endpoints import withdraw
 from vla_rlaif.pool.live_clock import LiveClock
 from vla_rlaif.pool.observe import Heard, Seen, p99_ms, replica_of
 from vla_rlaif.pool.ray_pool import RayPool
-from vla_rlaif.pool.regroup import leavers, regroup
+from vla_rlaif.pool.regroup import Spread, leavers, regroup
 from vla_rlaif.pool.replica import Claim, Halt, Order, Status
 from vla_rlaif.pool.state import Observed, Phase
-from vla_rlaif.pool.work import Work, kind_of
+from vla_rlaif.pool.work import Work, fits, kind_of, micro_batches
 
 
 class Executor:
@@ -121,8 +121,14 @@ class Executor:
         self, config: PoolConfig, name: str, seen: Seen, statuses: Mapping[str, Status]
     ) -> Iterator[tuple[Claim, Order]]:
         members = {n: s for n, s in statuses.items() if s.claim.role == name and seen.entries[n].leaving_s is None}
-        is_finished = committed_step(self._work.run.run_dir) >= self._work.run.loop.steps
-        for order in regroup(list(members.values()), config.roles[name], is_finished=is_finished):
+        run, role = self._work.run, config.roles[name]
+        spread = Spread(
+            fits=lambda num_gpus: fits(run, role, num_gpus),
+            micro_batches=lambda num_gpus: micro_batches(run, role, num_gpus),
+            across_nodes=self._work.fake_gpus,
+        )
+        is_finished = committed_step(run.run_dir) >= run.loop.steps
+        for order in regroup(list(members.values()), spread, is_finished=is_finished):
             yield members[order.replica].claim, order
 
     def _in_real_time(self, action: Action) -> Order:

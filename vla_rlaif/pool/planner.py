@@ -6,6 +6,7 @@ it again when something changed or at `next_wakeup`. Nothing is remembered in be
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from vla_rlaif.pool.actions import Plan, Violation
 from vla_rlaif.pool.admission import admit_jobs
@@ -17,7 +18,7 @@ from vla_rlaif.pool.goals import Outlook, Wants, wants
 from vla_rlaif.pool.handover import grow, is_thin, rescue, shrink
 from vla_rlaif.pool.history import History, Leads
 from vla_rlaif.pool.lifecycle import bury, progress
-from vla_rlaif.pool.state import COMING, Observed, Phase
+from vla_rlaif.pool.state import COMING, Observed, Phase, Replica
 
 MAX_SLEEP = HOUR
 SMALL_STEP = MINUTE  # a clock that goes back by less has not undone a boundary
@@ -72,38 +73,21 @@ def _decision_time(now: Micros, observed: Observed) -> tuple[Micros, list[str]]:
 
 
 def _draft(now: Micros, timeline: Timeline, config: PoolConfig, observed: Observed, history: History) -> Draft:
+    """Who holds what, and what is wanted."""
+    census = _count(config, observed)
     leads = Leads(config, history)
-    coming, active, leaving = ({role: {} for role in config.roles} for _ in range(3))
-    num_coming, num_active, has_lost = Counter(), Counter(), False
-    orphans = [r for r in observed.replicas if r.role not in config.roles]
-    for replica in observed.replicas if not orphans else [r for r in observed.replicas if r.role in config.roles]:
-        if replica.phase is Phase.ACTIVE:
-            active[replica.role][replica.name] = replica
-            num_active[replica.role] += len(replica.gpus)
-        elif replica.phase is Phase.LOST:
-            has_lost = True
-        elif replica.phase in COMING:
-            coming[replica.role][replica.name] = replica
-            num_coming[replica.role] += len(replica.gpus)
-        else:
-            leaving[replica.role][replica.name] = replica
-    healthy = sum(map(sum, (node.healthy for node in observed.nodes)))
-    capacity = max(healthy - sum(len(r.gpus) for r in orphans), 0)
     num_nodes = sum(node.is_alive for node in observed.nodes)
-    boost, notes = _boost(timeline.at(now).window, config, observed.p99_ms, num_coming, num_active)
+    boost, notes = _boost(timeline.at(now).window, config, observed.p99_ms, census)
 
     def look() -> tuple[Outlook, Wants]:
+        capacity = census.capacity
         outlook = Outlook(config, timeline, now, capacity=capacity, num_nodes=num_nodes, leads=leads, boost=boost)
         return outlook, wants(outlook, now, capacity)
 
     outlook, wanted = look()
-    thin = [
-        name
-        for name in config.roles
-        if is_thin(config, name, wanted, [*coming[name].values(), *active[name].values()], num_nodes)
-    ]
+    thin = [name for name in config.roles if is_thin(config, name, wanted, census.staying(name), num_nodes)]
     if thin:  # one replica more than now, so that another one can go
-        boost |= {name: num_coming[name] + num_active[name] + config.roles[name].gpus_per_replica for name in thin}
+        boost |= {name: census.held(name) + config.roles[name].gpus_per_replica for name in thin}
         notes += [f"{name} moves: its minimum would not survive the loss of its fullest node" for name in thin]
         outlook, wanted = look()
     return Draft(
@@ -114,22 +98,66 @@ def _draft(now: Micros, timeline: Timeline, config: PoolConfig, observed: Observ
         outlook=outlook,
         wants=wanted,
         num_nodes=num_nodes,
-        coming=coming,
-        active=active,
-        leaving=leaving,
-        has_lost=has_lost,
-        num_coming=num_coming,
-        num_active=num_active,
+        coming=census.coming,
+        active=census.active,
+        leaving=census.leaving,
+        num_coming=census.num_coming,
+        num_active=census.num_active,
+        has_lost=census.has_lost,
         reasons=notes,
         violations=[
             Violation(role=r.role, minimum=0, active=len(r.gpus), reason=f"{r.name} has a role that the config lacks")
-            for r in orphans
+            for r in census.orphans
         ],
     )
 
 
+@dataclass(kw_only=True)
+class _Census:
+    """Replicas by role and name, GPUs by role."""
+
+    capacity: int  # healthy GPUs that roles may have
+    orphans: list[Replica]  # of roles that the config does not have (any more): they keep their GPUs
+    coming: dict[str, dict[str, Replica]]
+    active: dict[str, dict[str, Replica]]
+    leaving: dict[str, dict[str, Replica]]
+    num_coming: Counter[str] = field(default_factory=Counter)
+    num_active: Counter[str] = field(default_factory=Counter)
+    has_lost: bool = False
+
+    def held(self, role: str) -> int:
+        return self.num_coming[role] + self.num_active[role]
+
+    def staying(self, role: str) -> list[Replica]:
+        return [*self.coming[role].values(), *self.active[role].values()]
+
+
+def _count(config: PoolConfig, observed: Observed) -> _Census:
+    orphans = [r for r in observed.replicas if r.role not in config.roles]
+    healthy = sum(map(sum, (node.healthy for node in observed.nodes)))
+    census = _Census(
+        capacity=max(healthy - sum(len(r.gpus) for r in orphans), 0),
+        orphans=orphans,
+        coming={role: {} for role in config.roles},
+        active={role: {} for role in config.roles},
+        leaving={role: {} for role in config.roles},
+    )
+    for replica in observed.replicas if not orphans else [r for r in observed.replicas if r.role in config.roles]:
+        if replica.phase is Phase.ACTIVE:
+            census.active[replica.role][replica.name] = replica
+            census.num_active[replica.role] += len(replica.gpus)
+        elif replica.phase in COMING:
+            census.coming[replica.role][replica.name] = replica
+            census.num_coming[replica.role] += len(replica.gpus)
+        elif replica.phase is Phase.LOST:
+            census.has_lost = True
+        else:
+            census.leaving[replica.role][replica.name] = replica
+    return census
+
+
 def _boost(
-    window: str, config: PoolConfig, p99_ms: Mapping[str, float], coming: Counter[str], active: Counter[str]
+    window: str, config: PoolConfig, p99_ms: Mapping[str, float], census: _Census
 ) -> tuple[dict[str, int], list[str]]:
     """Targets of roles that miss their latency objective: one replica more at a time, up to max."""
     boost, notes = {}, []
@@ -137,10 +165,10 @@ def _boost(
         p99, share = p99_ms.get(name), config.share(window, name)
         if role.slo is None or p99 is None or share.most <= share.target:
             continue
-        held = coming[name] + active[name]
+        held = census.held(name)
         target = share.target
         if p99 > role.slo.p99_ms:
-            more = 0 if coming[name] else role.gpus_per_replica
+            more = 0 if census.num_coming[name] else role.gpus_per_replica
             target = role.at_most(min(max(share.target, held + more), share.most))
             notes.append(f"{name}: p99 {p99:.0f} ms is over {role.slo.p99_ms:.0f} ms, so its target is {target} GPUs")
         elif p99 > CALM * role.slo.p99_ms:

@@ -60,6 +60,7 @@ class RayPool:
 
     def __init__(self, pool: str, work: Work) -> None:
         self._pool, self._work = pool, work
+        self._actor: Any = ray.remote(ReplicaActor)  # once: every such call sends the class to the cluster
         self._handles: dict[str, Any] = {}
         self._last: dict[str, tuple[Status, float]] = {}  # replica -> its last answer, and when
         self._board = self._find_board()
@@ -127,7 +128,7 @@ class RayPool:
                 bundle_label_selector=[{"ray.io/node-id": nodes[node]["NodeID"]} for node in counts],
             )
         first = nodes[claim.gpus[0].node]
-        ray.remote(ReplicaActor).options(
+        self._actor.options(
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",

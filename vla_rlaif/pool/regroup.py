@@ -5,9 +5,10 @@ old one is halted: it finishes its step, checkpoints and ends, and the new one, 
 meanwhile, goes on from there. A file lock of the run keeps them apart. Gradient accumulation keeps the global batch.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from vla_rlaif.pool.config import Role
 from vla_rlaif.pool.replica import Halt, Launch, Leave, Order, Status
 from vla_rlaif.pool.state import COMING, Phase
 
@@ -15,23 +16,32 @@ BACKOFF_S = (0.0, 5.0, 30.0, 120.0)  # before a process that failed is started a
 STARTING = tuple(phase for phase in COMING if phase is not Phase.WARM)  # a warm one may wait for its window
 
 
-def regroup(statuses: Sequence[Status], role: Role, *, is_finished: bool) -> list[Order]:
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a run may be shared out over GPUs."""
+
+    fits: Callable[[int], bool]  # so many GPUs can be used
+    micro_batches: Callable[[int], int]  # that keep the global batch on so many
+    across_nodes: bool  # one process uses GPUs of several nodes: only where GPUs are numbers
+
+
+def regroup(statuses: Sequence[Status], spread: Spread, *, is_finished: bool) -> list[Order]:
     """Orders for the replicas of a training role. ``is_finished``: the run has done all its steps."""
-    active = sorted((s for s in statuses if s.phase is Phase.ACTIVE), key=lambda s: s.claim.replica)
-    wanted = tuple(s.claim.replica for s in active)
     running = [(s.claim.replica, run) for s in statuses for run in s.report.runs if run.is_alive]
     used = {name for _, run in running for name in run.members}
-    shrinks = bool(used - set(wanted))
-    is_there = any(run.members == wanted for _, run in running)
-    orders: list[Order] = []
+    team = _team([s for s in statuses if s.phase is Phase.ACTIVE], used, spread)
+    wanted = {s.claim.replica for s in team}
+    shrinks = bool(used - wanted)
+    is_there = any(set(run.members) == wanted for _, run in running)
     is_settled = shrinks or not any(s.phase in STARTING for s in statuses)
-    if wanted and not is_there and not is_finished and is_settled and _may_start(active[0]):
-        orders.append(_launch(active, role))
+    orders: list[Order] = []
+    if team and not is_there and not is_finished and is_settled and _may_start(team[0]):
+        orders.append(_launch(team, spread))
         is_there = True
     orders += [
         Halt(replica=leader, serial=run.serial)
         for leader, run in running
-        if run.members != wanted and (shrinks or is_there)
+        if set(run.members) != wanted and (shrinks or is_there)
     ]
     return orders
 
@@ -43,6 +53,19 @@ def leavers(statuses: Sequence[Status]) -> list[Leave]:
     return [Leave(replica=name) for name in draining if name not in used]
 
 
+def _team(active: Sequence[Status], used: set[str], spread: Spread) -> list[Status]:
+    """The replicas to train on, sorted by name: those that do already rather than others, as many as can be used."""
+    team = sorted(active, key=lambda s: (s.claim.replica not in used, s.claim.replica))
+    if not spread.across_nodes and team:
+        nodes = Counter(gpu.node for s in team for gpu in s.claim.gpus)
+        first = team[0].claim.gpus[0].node
+        node = max(nodes, key=lambda name: (nodes[name], name == first))
+        team = [s for s in team if s.claim.gpus[0].node == node]
+    while team and not spread.fits(sum(len(s.claim.gpus) for s in team)):
+        team.pop()
+    return sorted(team, key=lambda s: s.claim.replica)
+
+
 def _may_start(leader: Status) -> bool:
     """Not at once after a failure."""
     last = max(leader.report.runs, key=lambda run: run.serial, default=None)
@@ -51,14 +74,14 @@ def _may_start(leader: Status) -> bool:
     return last.ended_s >= BACKOFF_S[min(last.num_failures, len(BACKOFF_S) - 1)]
 
 
-def _launch(active: Sequence[Status], role: Role) -> Launch:
-    leader, num_gpus = active[0], sum(len(s.claim.gpus) for s in active)
-    on_node = [s for s in active if s.claim.gpus[0].node == leader.claim.gpus[0].node]
+def _launch(team: Sequence[Status], spread: Spread) -> Launch:
+    leader, num_gpus = team[0], sum(len(s.claim.gpus) for s in team)
+    on_node = [s for s in team if s.claim.gpus[0].node == leader.claim.gpus[0].node]
     return Launch(
         replica=leader.claim.replica,
         serial=1 + max((run.serial for run in leader.report.runs), default=0),
-        members=tuple(s.claim.replica for s in active),
+        members=tuple(s.claim.replica for s in team),
         devices=num_gpus,
         visible=tuple(sorted(i for s in on_node for i in s.gpu_ids)),
-        micro_batches=None if role.global_batch is None else role.accumulation(num_gpus),
+        micro_batches=spread.micro_batches(num_gpus),
     )

@@ -29,7 +29,7 @@ class Launch:
     members: tuple[str, ...]
     devices: int  # GPUs
     visible: tuple[int, ...]  # their indices on the leader's node
-    micro_batches: int | None  # that keep the global batch; None: the run's own number
+    micro_batches: int
 
     @property
     def key(self) -> str:

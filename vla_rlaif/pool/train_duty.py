@@ -81,8 +81,8 @@ class TrainDuty:
         run = self._work.run
         folder = run.run_dir
         folder.mkdir(parents=True, exist_ok=True)
-        data = {"config": run.model_dump(mode="json"), "devices": order.devices}
-        data["micro_batches"] = order.micro_batches or run.learner.micro_batches
+        data = {"config": run.model_dump(mode="json")}
+        data |= {"devices": order.devices, "micro_batches": order.micro_batches}
         path = folder / f"launch-{self._replica}-{order.serial}.json"
         path.write_text(json.dumps(data))
         log = (folder / "trainer.log").open("ab")

@@ -22,6 +22,7 @@ from vla_rlaif.pool.clock import DAY, Micros, parse_duration, resolve, say_time,
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.goals import Outlook
 from vla_rlaif.pool.history import History, Leads, Recorder
+from vla_rlaif.pool.live_verbs import LIVE_VERBS
 from vla_rlaif.pool.simulate import Simulation, simulate
 from vla_rlaif.pool.staleness import forecast
 from vla_rlaif.pool.store import PoolStore, check_override, minimum_conflicts
@@ -200,7 +201,7 @@ class OverrideVerb:
         return store.add(now=now, start=start, end=end, use=self.use, targets=targets, note=self.note)
 
 
-VERBS = {"plan": PlanVerb, "simulate": SimulateVerb, "override": OverrideVerb}
+VERBS = {"plan": PlanVerb, "simulate": SimulateVerb, "override": OverrideVerb, **LIVE_VERBS}
 
 
 def main(argv: Sequence[str], *, now: Micros, console: Console | None = None) -> None:

@@ -52,18 +52,34 @@ def check_work(config: PoolConfig, work: Work) -> None:
             raise ValueError(f"role {names[0]} collects groups, and the run has no place for them: set loop.stored.")
     for name, role in config.roles.items():
         if kind_of(role) == "train":
-            _check_batch(config, name, role, work.run)
+            _check_batch(config, name, role, work)
 
 
-def _check_batch(config: PoolConfig, name: str, role: Role, run: RunConfig) -> None:
-    """Every size that the calendar gives the training role must share the minibatch out evenly."""
+def micro_batches(run: RunConfig, role: Role, num_gpus: int) -> int:
+    """That keep the global batch on so many GPUs."""
+    return run.learner.micro_batches if role.global_batch is None else role.accumulation(num_gpus)
+
+
+def fits(run: RunConfig, role: Role, num_gpus: int) -> bool:
+    """Whether the minibatch can be shared out evenly over so many GPUs."""
+    return role.allows(num_gpus) and run.learner.minibatch % (num_gpus * micro_batches(run, role, num_gpus)) == 0
+
+
+def _check_batch(config: PoolConfig, name: str, role: Role, work: Work) -> None:
+    """Every size that the calendar gives the training role must be one that the run can be shared out over."""
+    run, node_size = work.run, config.pool.gpus_per_node
     sizes = {n for shares in config.shares.values() if name in shares for n in _sizes(shares[name])}
     for num_gpus in sorted(sizes - {0}):
-        micro = run.learner.micro_batches if role.global_batch is None else role.accumulation(num_gpus)
-        if run.learner.minibatch % (num_gpus * micro):
+        if num_gpus > node_size and not work.fake_gpus:
             raise ValueError(
-                f"{name} on {num_gpus} GPUs takes {micro} micro-batches, and learner.minibatch "
-                f"{run.learner.minibatch} does not split into {num_gpus * micro} parts; use a multiple."
+                f"{name} gets {num_gpus} GPUs, and a run is one process on one node, which has {node_size}: "
+                f"give {name} at most {node_size}."
+            )
+        if not fits(run, role, num_gpus):
+            parts = num_gpus * micro_batches(run, role, num_gpus)
+            raise ValueError(
+                f"{name} on {num_gpus} GPUs needs a learner.minibatch that splits into {parts} parts, got "
+                f"{run.learner.minibatch}; use a multiple."
             )
 
 
