@@ -46,7 +46,7 @@ WAIT_S = 60.0  # for a standby to take over
 class Options:
     size: Literal["small", "hourly", "factory"] = "small"
     """small: 8 GPUs on one node, a short night. hourly: the same, day and night take turns every hour, for many kills.
-    factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 or 8."""
+    factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 GPUs."""
     kills: int = 0
     """Schedulers killed with SIGKILL, each at a random moment of a transition."""
     unit_s: float | None = None
@@ -86,7 +86,7 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
     pool = write_yaml(folder / "pool.yaml", data | {"state_dir": str(state_dir)})
     run = write_yaml(folder / "run.yaml", run_of(options.size, folder, unit_s, staleness=options.staleness))
     config, steps = load_pool(pool, now=0), load_config(run).loop.steps
-    remember_durations(PoolStore(state_dir / "pool.sqlite"), speed, unit_s)
+    remember_durations(PoolStore(state_dir / "pool.sqlite"), options.size, speed, unit_s)
     kills: list[float] = []
     with cluster(config.pool.nodes, config.pool.gpus_per_node) as address:
         clock = start_clock(state_dir / "clock.json", pool=start, speed=speed)
@@ -115,6 +115,7 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
     figures |= serving(robots, watcher) | bookkeeping(state_dir, config, options.picture) | collected(folder)
     figures |= training(folder, run, steps)
     figures["kills"] = len(kills)
+    figures["read_only_schedulers"] = (folder / "schedulers.log").read_text().count("is read-only")
     figures["takeover_s"] = round(statistics.median(kills), 2) if kills else None
     return figures
 

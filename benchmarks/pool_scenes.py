@@ -12,7 +12,7 @@ from vla_rlaif.pool.store import PoolStore
 from vla_rlaif.pool.times import parse_wall_time
 
 FACTORY = Path(__file__).parents[1] / "configs" / "pool_factory.yaml"
-HOUR_UNITS, NIGHT_UNITS = 14, 80  # how long they last
+HOUR_UNITS, NIGHT_UNITS = 14, 100  # how long they last
 Scene = tuple[float, dict[str, Any], Micros]  # pool seconds in a second, the pool, the instant at which it begins
 
 
@@ -64,19 +64,19 @@ def one_node(windows: list[dict[str, Any]], shares: dict[str, Any], unit: float)
 
 
 def factory(unit_s: float) -> Scene:
-    """The factory's calendar from Monday 20:00. Replicas have 4 or 8 GPUs: 64 processes are too many for 2 cores."""
+    """The factory's calendar from Monday 16:00. Replicas have 4 GPUs: 64 processes are too many for 2 cores."""
     speed = 8 * 3600 / (NIGHT_UNITS * unit_s)
     data = yaml.safe_load(FACTORY.read_text())
     data["shares"]["weekend"] = {"serve": {"min": 4, "target": 4}, "train": {"target": 20}, "rollout": {"target": 40}}
     data["shares"]["line_stop"] = {"serve": {"min": 4, "target": 24}, "train": {"target": 40}}
     data["roles"] = roles(speed * unit_s, {"serve": 4, "train": 4, "rollout": 4}, num_chunks=10)
-    data["transition"] = {"safety": 1.5, "min_dwell": "1m"}
-    return speed, data, _instant("2026-11-02T20:00", data["timezone"])
+    data["transition"] = {"safety": 1.0, "min_dwell": "1m"}
+    return speed, data, _instant("2026-11-02T16:00", data["timezone"])
 
 
 def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, Any]:
     """Generous declared durations, in units (pool seconds): timeouts come from them, leads from what was measured."""
-    units = {"acquire": 8, "warmup": 10, "sync": 4, "drain": 5, "checkpoint": 4, "release": 4}
+    units = {"acquire": 20, "warmup": 15, "sync": 4, "drain": 5, "checkpoint": 4, "release": 4}
     common = {name: f"{round(1000 * num * unit)}ms" for name, num in units.items()}
     return {
         "serve": {"priority": 100, "preemptible": False, "gpus_per_replica": sizes["serve"], **common},
@@ -106,9 +106,12 @@ def run_of(size: str, folder: Path, unit_s: float, *, staleness: int) -> dict[st
     }
 
 
-def remember_durations(store: PoolStore, speed: float, unit_s: float) -> None:
-    """As a pool that has run for a while: how long the steps take on this machine. Measured ones replace them."""
-    units = (1.0, 1.0, 0.2, 1.2, 0.2, 0.3)  # of STEPS
+def remember_durations(store: PoolStore, size: str, speed: float, unit_s: float) -> None:
+    """As a pool that has run for a while: how long the steps take on this machine. Measured ones replace them.
+
+    In the factory a dozen processes start at the same time, on as many processors as there are.
+    """
+    units = (6.0, 4.0, 0.5, 2.0, 0.3, 0.5) if size == "factory" else (1.0, 1.0, 0.2, 1.2, 0.2, 0.3)  # of STEPS
     for role in ("serve", "train", "rollout"):
         samples: list[tuple[str, Step, Micros]] = []
         for step, num in zip(STEPS, units, strict=True):

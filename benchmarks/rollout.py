@@ -101,13 +101,13 @@ def build_sides(options: Options) -> tuple[dict[str, Iterator[Sample]], list[str
     notes = []
     try:
         from vla_rlaif.config import OctoConfig
-        from vla_rlaif.policies.octo.policy import OctoPolicy
+        from vla_rlaif.policies.octo.construct import from_scratch
     except ImportError as error:
         notes.append(f"ours, tiny octo: skipped, {error}")
     else:
 
         def octo_policy(env: Tabletop) -> Act:
-            policy = OctoPolicy(OctoConfig(), env.spec)
+            policy = from_scratch(OctoConfig(), env.spec, seed=0)
             seeds = np.arange(env.num_envs, dtype=np.uint32)
             return lambda obs: policy.act(obs, seeds).action
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from synthetic import make_episodes
 
+from vla_rlaif.build import build_env, build_parts, build_policy
 from vla_rlaif.config import RunConfig, parse_config
 from vla_rlaif.episode_store import EpisodeStore, Taken
-from vla_rlaif.metrics import MetricsLog
+from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.rollout import rollout, train_starts
+from vla_rlaif.train import Parts, train
 from vla_rlaif.types import Episodes
-
 
 EVERY_STEP = {"checkpoint_every": 1}
 
@@ -73,10 +74,7 @@ def test_the_oldest_usable_version_comes_first_and_the_future_waits(tmp_path: Pa
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_training_takes_stored_groups_and_goes_on_playing(tmp_path: Path, backend: str) -> None:
-    from vla_rlaif.build import build_env, build_parts, build_policy
-    from vla_rlaif.train import train
-
-    def build(run: str, steps: int) -> tuple[RunConfig, object]:
+    def build(run: str, steps: int) -> tuple[RunConfig, Parts]:
         data = {
             "env": {"type": "point_reach", "num_envs": 8},
             "policy": {"type": "gaussian", "backend": backend},
@@ -107,6 +105,4 @@ def test_training_takes_stored_groups_and_goes_on_playing(tmp_path: Path, backen
 
 
 def log_lines(run: Path) -> list[dict]:
-    from vla_rlaif.metrics import read_metrics
-
     return read_metrics(run / "metrics.jsonl")

@@ -182,7 +182,7 @@ TINY = OctoConfig(num_layers=2, token_dim=32, mlp_dim=64, language_tokens=8, ima
 
 @pytest.mark.parametrize("tune", [{"type": "lora", "blocks": 1}, {"type": "full"}])
 def test_activations_are_what_xla_reserves(tune):
-    """Of the learner's own step, compiled. Within a factor of 2, gradients aside; most of it must be activations."""
+    """Of the learner's own gradient, compiled. Within a factor of 2; most of it must be activations."""
     rows, env = 64, TabletopConfig(image_size=32)
     policy = TINY.model_copy(update={"tune": OctoConfig.model_validate({"tune": tune}).tune})
     made: Any = from_scratch(policy, env_spec(env), seed=0)
@@ -196,22 +196,18 @@ def test_activations_are_what_xla_reserves(tune):
 
 
 def learner_step(learner: JaxLearner, policy: OctoPolicy, rows: int) -> Any:
-    """The compiled program of one optimiser step, with one micro-batch."""
+    """The compiled gradient of one micro-batch."""
     network = policy.network
     num_tuned, numbers = len(network.tuned), network.width
-    shape = lambda *axes, dtype=jnp.float32: jax.ShapeDtypeStruct((1, rows, *axes), dtype)  # noqa: E731
+    shape = lambda *axes, dtype=jnp.float32: jax.ShapeDtypeStruct((rows, *axes), dtype)  # noqa: E731
     trace = {"start": shape(numbers), "chain": shape(num_tuned, numbers), "executed": shape(dtype=jnp.int32)}
-    if policy.network.settings.tune.type == "head":
-        trace["readout"] = shape(1, network.model.token_embedding_size)
-    else:
-        trace |= {k: jax.ShapeDtypeStruct((1, *v.shape), v.dtype) for k, v in input_shapes(network, rows).items()}
-    prepare = lambda params, inputs: jax.lax.map(lambda one: network.prepare(params, one), inputs)  # noqa: E731
-    inputs = jax.eval_shape(prepare, policy.params, trace)
+    inputs = jax.eval_shape(network.prepare, policy.params, trace | input_shapes(network, rows))
     targets = {"advantage": shape(), "mask": shape(dtype=jnp.bool), "logp_old": shape(num_tuned)}
-    targets["num_valid"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+    targets["num_valid"] = jax.ShapeDtypeStruct((), jnp.float32)
     micro = inputs, targets, shape(num_tuned, numbers)
-    step = learner._step.lower(learner._trained, learner._opt_state, learner._frozen, micro)
-    return step.compile({"xla_llvm_disable_expensive_passes": True, "xla_backend_optimization_level": 0})
+    gradient: Any = learner._add
+    program = gradient.lower(learner._trained, learner._trained, learner._frozen, *micro)
+    return program.compile({"xla_llvm_disable_expensive_passes": True, "xla_backend_optimization_level": 0})
 
 
 def input_shapes(network: OctoNetwork, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -137,7 +137,7 @@ class Serve:
     policy: Path  # policy folder, such as runs/NAME/best
     watch: bool = False  # swap the weights whenever the folder is replaced
     token_file: Path | None = None  # one token a line; a robot sends any of them as its API key
-    settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = ServeSettings()
+    settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = dataclasses.field(default_factory=ServeSettings)
 
     def __call__(self, config: RunConfig) -> None:
         from vla_rlaif.serve.verbs import serve_policy

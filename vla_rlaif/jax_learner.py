@@ -78,7 +78,7 @@ def adamw(
     )
 
 
-def gradient_adder(loss: Callable[..., tuple[jax.Array, Any]], replicated: NamedSharding) -> Callable[..., Any]:
+def gradient_adder(loss: Callable[..., tuple[jax.Array, Any]], replicated: NamedSharding) -> jax.stages.Wrapped:
     """A compiled function (params, total, *rest) -> (total + gradient of ``loss``(params, *rest), (value, extra)).
 
     ``total`` is overwritten. Micro-batches are a loop on the host over this function: only one of them has its

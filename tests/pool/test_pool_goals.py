@@ -9,7 +9,7 @@ from vla_rlaif.pool.calendar import around
 from vla_rlaif.pool.clock import MINUTE, SECOND
 from vla_rlaif.pool.config import NO_SHARE, Role, Share
 from vla_rlaif.pool.goals import Outlook, allocate, minimums, wants, with_spare
-from vla_rlaif.pool.history import COLD, Leads, Recorder, percentile
+from vla_rlaif.pool.history import COLD, Leads, Recorder, Step, percentile
 
 SERVE = Role(priority=1, preemptible=False)
 
@@ -113,14 +113,19 @@ def test_leads_are_safety_times_the_steps():
     assert leads.handover("train", "rollout") == 660 * SECOND
 
 
+def recorded(role: str, step: Step, *seconds: int) -> Recorder:
+    return Recorder([(role, step, s * SECOND) for s in seconds])
+
+
 def test_measured_times_replace_declared_ones():
-    samples = [("rollout", "drain", s * SECOND) for s in (10, 20, 30, 40)]
-    assert Recorder(samples).history().p95 == {}  # four samples say nothing about a tail
-    history = Recorder([*samples, ("rollout", "drain", 50 * SECOND)]).history()
+    recorder = recorded("rollout", "drain", 10, 20, 30, 40)
+    assert recorder.history().p95 == {}  # four samples say nothing about a tail
+    recorder.add("rollout", "drain", 50 * SECOND)
+    history = recorder.history()
     assert history.p95 == {("rollout", "drain"): 50 * SECOND}
     assert Leads(factory(), history).handover("rollout", "serve") == 285 * SECOND  # 1.5 x (200 - 60 + 50)
     # A start that is fast on average is not killed for being as slow as declared.
-    fast = Recorder([("serve", "warmup", SECOND)] * 9).history()
+    fast = recorded("serve", "warmup", *[1] * 9).history()
     assert Leads(factory(), fast).timeout("serve", "warmup") == 180 * SECOND
 
 

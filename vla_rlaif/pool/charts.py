@@ -51,7 +51,7 @@ def plan_strip(config: PoolConfig, forecasts: Sequence[Forecast], *, start: Micr
         title="GPUs by role, as planned",
         layers=config.ranked,
         times=times,
-        counts=tuple(tuple(f.goals[role] for f in forecasts) for role in config.ranked),
+        counts=tuple(tuple(float(f.goals[role]) for f in forecasts) for role in config.ranked),
         names=_names([(f.interval.start, f.interval.end, f.interval.window) for f in forecasts], start, end),
         num_gpus=config.pool.num_gpus,
         config=config,

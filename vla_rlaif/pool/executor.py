@@ -22,6 +22,8 @@ from vla_rlaif.pool.replica import Claim, Halt, Order, Status
 from vla_rlaif.pool.state import Observed, Phase
 from vla_rlaif.pool.work import Work, fits, kind_of, micro_batches
 
+MAX_STARTS = 4  # actors a look: a look must not take long, and the servers' processors are busy enough
+
 
 class Executor:
     def __init__(self, pool: RayPool, work: Work, clock: LiveClock) -> None:
@@ -101,9 +103,9 @@ class Executor:
             if entry.kill or seen.heard[name].is_lost or name not in statuses or statuses[name].is_over:
                 withdraw(self._work.endpoints, name)
                 self._pool.remove(token, entry.claim)
-        for entry in self._pool.entries(token).values():
-            if not entry.is_created and entry.leaving_s is None and entry.claim.role in config.roles:
-                self._pool.create(kind_of(config.roles[entry.claim.role]), entry.claim)
+        waiting = [e for e in self._pool.entries(token).values() if not e.is_created and e.leaving_s is None]
+        for entry in [e for e in waiting if e.claim.role in config.roles][:MAX_STARTS]:
+            self._pool.create(kind_of(config.roles[entry.claim.role]), entry.claim)
 
     def _last_orders(
         self, leaving: Mapping[str, Entry], statuses: Mapping[str, Status]

@@ -34,6 +34,7 @@ from vla_rlaif.pool.work import Kind, Work, duty_of
 NAMESPACE = "vla_rlaif_pool"
 CALL_S = 5.0  # what is not answered by then is asked again by the next plan
 START_S = 60.0  # for the board, whose actor may have to start
+NICE = 10  # of what trains and collects: robots wait for nobody
 THREADS = 8  # of an actor: it answers while it carries something out
 
 
@@ -45,6 +46,8 @@ class ReplicaActor:
     """A replica, made where its GPUs are."""
 
     def __init__(self, kind: Kind, claim: Claim, work: Work, address: str) -> None:
+        if kind != "serve":
+            os.nice(NICE)
         ids = tuple(int(i) for i in ray.get_gpu_ids())
         self._replica = Replica(claim, duty_of(kind, claim, work, address), work.audit, ids)
 

@@ -62,11 +62,10 @@ class ServeDuty:
         )
 
     def close(self) -> None:
-        withdraw(self._work.endpoints, self._replica)
-        if self._server is not None:
-            self._run(self._server.drain(0.1))
+        self._run(self._drain(0.1))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=CLOSE_S)
+        self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -120,10 +119,11 @@ class ServeDuty:
                 self._syncing = None
 
     async def _drain(self, within_s: float) -> None:
-        assert self._server is not None and self._following is not None, "only what was admitted drains"
         withdraw(self._work.endpoints, self._replica)
-        self._following.cancel()
-        await self._server.drain(within_s)
+        if self._following is not None:
+            self._following.cancel()
+        if self._server is not None:
+            await self._server.drain(within_s)
 
 
 def latency_of(server: PolicyServer) -> tuple[tuple[float, float], ...]:

@@ -43,6 +43,8 @@ def main(order: Path) -> None:
         try:
             policy = start_policy(config, env, run_dir, say)
             parts = build_parts(config, env, policy, run_dir)
+            if stop.is_set():
+                return
             with MetricsLog(run_dir) as log:
                 state = train(config, parts, log, run_dir, resume=True, say=say, should_stop=stop.is_set)
         finally:
