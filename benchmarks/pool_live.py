@@ -39,6 +39,7 @@ from vla_rlaif.pool.live_clock import start_clock
 from vla_rlaif.pool.replica import read_audit
 from vla_rlaif.pool.store import PoolStore
 
+DEATH = 0.8  # of the run is done when a node dies
 WAIT_S = 60.0  # for a standby to take over
 
 
@@ -49,6 +50,8 @@ class Options:
     factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 GPUs."""
     kills: int = 0
     """Schedulers killed with SIGKILL, each at a random moment of a transition."""
+    dead_node: bool = False
+    """Kill a node after four fifths of the run."""
     unit_s: float | None = None
     """What a process takes to load JAX here and now, in seconds: windows and deadlines are multiples of it. Default:
     measured before the rehearsal."""
@@ -88,14 +91,16 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
     config, steps = load_pool(pool, now=0), load_config(run).loop.steps
     remember_durations(PoolStore(state_dir / "pool.sqlite"), options.size, speed, unit_s)
     kills: list[float] = []
-    with cluster(config.pool.nodes, config.pool.gpus_per_node) as address:
+    with cluster(config.pool.nodes, config.pool.gpus_per_node) as nodes:
         clock = start_clock(state_dir / "clock.json", pool=start, speed=speed)
-        schedulers = Schedulers(pool, run, address, folder / "schedulers.log", lease_s=max(2.0, 1.5 * unit_s))
+        schedulers = Schedulers(
+            pool, run, str(nodes.address), folder / "schedulers.log", lease_s=max(2.0, 1.5 * unit_s)
+        )
         schedulers.start()
         if options.kills:
             schedulers.start()
         begun = time.monotonic()
-        rng = random.Random(options.seed)
+        rng, is_whole = random.Random(options.seed), options.dead_node
         with Watcher(state_dir) as watcher:
             while not any((state_dir / "endpoints").glob("*.json")):
                 assert time.monotonic() - begun < options.limit_s, "no server came up"
@@ -104,6 +109,9 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
                 while committed_step(folder / "run") < steps or len(kills) < options.kills:
                     if time.monotonic() - begun > options.limit_s:
                         break
+                    if is_whole and committed_step(folder / "run") >= DEATH * steps:
+                        nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+                        is_whole = False
                     if len(kills) < options.kills and watcher.is_in_transition():
                         kills.append(kill_one(schedulers, watcher, state_dir, rng))
                     time.sleep(0.2)

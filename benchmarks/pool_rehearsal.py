@@ -39,24 +39,19 @@ def slow_reward(episodes: Episodes) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int, gpus: int) -> Iterator[str]:
-    """A Ray cluster with fake GPUs; its address."""
+def cluster(nodes: int, gpus: int) -> Iterator[Cluster]:
+    """A Ray cluster with fake GPUs."""
     here = str(Path(__file__).parent)  # so that the trainers find `slow_reward`
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's 15 would let everything else on this machine go before the robots
+    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_raylet_start_wait_time_s": "180"}
     made = Cluster()
     try:
         for index in range(nodes):
-            made.add_node(
-                num_cpus=2 if index == 0 else 1,
-                num_gpus=gpus,
-                node_name=f"node-{index}",
-                object_store_memory=STORE_BYTES,
-                include_dashboard=False,
-            )
-        assert made.address is not None, "the first node has an address"
-        yield made.address
+            node: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "node_name": f"node-{index}"}
+            if index == 0:  # Ray's 15 would let everything else on this machine go before the robots
+                node["_system_config"] = {"worker_niceness": 0}
+            made.add_node(**node, object_store_memory=STORE_BYTES, include_dashboard=False)
+        yield made
     finally:
         ray.shutdown()
         made.shutdown()

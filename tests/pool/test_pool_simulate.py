@@ -44,8 +44,8 @@ def test_the_example_with_a_node_failure_a_day():
     assert run.ledger.useful_share >= 0.95
     assert run.ledger.below["serve"] == 0
     assert run.ledger.by("state")["dead",] == 2 * 8 * HOUR
-    # What a failure costs is training since its last checkpoint, half an hour ago at most (and 5 s of serve's GPUs).
-    assert 0 < run.ledger.lost["train"] <= 2 * 8 * HOUR // 2
+    # What a failure costs is training since its last checkpoint, an hour ago at most.
+    assert 0 < run.ledger.lost["train"] <= 2 * 8 * HOUR
 
 
 def test_without_failures_nothing_is_lost_at_any_boundary():
@@ -136,7 +136,7 @@ def test_an_override_holds_and_ends():
 
 def test_jobs_run_to_their_end_and_go_on_after_a_preemption():
     work = event(type="job", name="eval", role="train", num_gpus=16, runtime="20h", min_runtime="1h")
-    run = simulate(factory(), start=EVENING - 12 * HOUR, days=2.0, events=[Timed(EVENING - 11 * HOUR, work)])
+    run = simulate(factory(), start=EVENING - 12 * HOUR, days=1.4, events=[Timed(EVENING - 11 * HOUR, work)])
     starts = [t for t, a in run.log if isinstance(a, Acquire) and a.job == "eval"]
     (answer,) = [a for _, a in run.log if isinstance(a, Reject)]
     # 16 of the day's 40 GPUs; the night has 8, so it is saved in the evening and goes on in the morning.

@@ -16,7 +16,7 @@ from vla_rlaif.pool.endpoints import live_endpoints
 from vla_rlaif.serve.protocol import decode, encode
 
 RETRY_S = 0.02  # between two servers that cannot be reached
-OPEN_S = 5.0
+OPEN_S = 1.0  # for a server to answer at all: the host of a dead one may not even refuse
 
 
 class NoAnswerError(Exception):
@@ -30,6 +30,7 @@ class PoolRobot:
         self._folder, self._name, self._headers = folder, name, headers or {}
         self._rng = random.Random(seed)
         self._socket: ClientConnection | None = None
+        self._url = ""  # of the last server
 
     async def infer(self, observation: dict[str, Any], *, within_s: float) -> dict[str, Any]:
         """The server's reply. NoAnswerError after ``within_s``, ValueError for a request that no server will take."""
@@ -67,9 +68,13 @@ class PoolRobot:
             urls = await asyncio.to_thread(live_endpoints, self._folder)
             if not urls:
                 raise InvalidHandshake("no server is announced")
-            url = f"{self._rng.choice(urls)}/?robot={self._name}"
+            self._url = self._rng.choice([url for url in urls if url != self._url] or urls)
             socket = await connect(
-                url, compression=None, open_timeout=OPEN_S, additional_headers=self._headers, proxy=None
+                f"{self._url}/?robot={self._name}",
+                compression=None,
+                open_timeout=OPEN_S,
+                additional_headers=self._headers,
+                proxy=None,
             )
             await socket.recv()  # what the server says of itself, when it is ready
             self._socket = socket

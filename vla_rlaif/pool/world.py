@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vla_rlaif.pool.actions import Acquire, Action, Admit, Checkpoint, Drain, Reject, Release, Sync, Warm
-from vla_rlaif.pool.clock import MINUTE, SECOND, Micros
+from vla_rlaif.pool.clock import HOUR, MINUTE, SECOND, Micros
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.history import COLD, Recorder, Step, expected
 from vla_rlaif.pool.ledger import DEAD, IDLE, NOBODY, STATES, Handover, Ledger, State
@@ -25,7 +25,7 @@ class Physics:
     slow_checkpoints: float = 0.0  # share that takes ``slow_factor`` times as long
     slow_factor: float = 5.0
     failed_checkpoints: float = 0.0  # share that fails or reads back corrupt
-    checkpoint_every: Micros = 30 * MINUTE  # of training, on its own
+    checkpoint_every: Micros = HOUR  # of training, on its own
     poll: Micros = SECOND  # the scheduler looks at most so often
     service_ms: float = 20.0  # p99 latency without load
 
