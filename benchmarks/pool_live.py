@@ -47,7 +47,7 @@ WAIT_S = 60.0  # for a standby to take over
 class Options:
     size: Literal["small", "hourly", "factory"] = "small"
     """small: 8 GPUs on one node, a short night. hourly: the same, day and night take turns every hour, for many kills.
-    factory: configs/pool_factory.yaml on 8 x 8, replicas of 4 GPUs."""
+    factory: the calendar of configs/pool_factory.yaml on 8 x 8, a replica is a node."""
     kills: int = 0
     """Schedulers killed with SIGKILL, each at a random moment of a transition."""
     dead_node: bool = False
@@ -182,6 +182,7 @@ def bookkeeping(state_dir: Path, config: Any, picture: Path | None) -> dict[str,
     handovers = [ledger.transition(share) for share in (0.5, 0.95)]
     return {
         "orders": sum(keys.values()),
+        "out_of_order": out_of_order(state_dir),
         "done_twice": sum(n - 1 for n in keys.values()),
         "ledger_exact": ledger.total == config.pool.num_gpus * (ledger.now - ledger.start),
         "useful_share": round(ledger.useful_share, 4),
@@ -192,6 +193,21 @@ def bookkeeping(state_dir: Path, config: Any, picture: Path | None) -> dict[str,
         "lateness (pool time)": late,
         "breaches": [f"{b.role} {b.active}/{b.minimum} for {format_duration(b.end - b.start)}" for b in sim.breaches],
     }
+
+
+def out_of_order(state_dir: Path) -> int:
+    """Orders that came before one that must precede them: a newcomer is synced before it is admitted, one that leaves
+    has drained before its checkpoint is verified, and is released last."""
+    rank = {name: i for i, name in enumerate(("acquire", "warm", "sync", "admit", "drain", "leave", "checkpoint"))}
+    rank |= {"release": len(rank), "kill": len(rank)}
+    reached: dict[str, int] = {}
+    wrong = 0
+    for line in read_audit(state_dir / "audit.jsonl"):
+        kind, replica = line["key"].split(":")[:2]
+        if kind in rank:
+            wrong += rank[kind] < reached.get(replica, 0)
+            reached[replica] = rank[kind]
+    return wrong
 
 
 def collected(folder: Path) -> dict[str, Any]:

@@ -64,12 +64,18 @@ def one_node(windows: list[dict[str, Any]], shares: dict[str, Any], unit: float)
 
 
 def factory(unit_s: float) -> Scene:
-    """The factory's calendar from Monday 16:00. Replicas have 4 GPUs: 64 processes are too many for 2 cores."""
+    """The factory's calendar from Monday 16:00, on 8 x 8 GPUs. A replica is a whole node: 64 processes are too many for
+    2 processors, so shares are rounded to 8."""
     speed = 8 * 3600 / (NIGHT_UNITS * unit_s)
     data = yaml.safe_load(FACTORY.read_text())
-    data["shares"]["weekend"] = {"serve": {"min": 4, "target": 4}, "train": {"target": 20}, "rollout": {"target": 40}}
-    data["shares"]["line_stop"] = {"serve": {"min": 4, "target": 24}, "train": {"target": 40}}
-    data["roles"] = roles(speed * unit_s, {"serve": 4, "train": 4, "rollout": 4}, num_chunks=10)
+    night = {"serve": {"min": 8, "target": 8}, "train": {"min": 8, "target": 8}, "rollout": {"target": 48}}
+    data["shares"] = {
+        "day": {"serve": {"min": 16, "target": 24}, "train": {"target": 40}},
+        "night": night,
+        "weekend": night,
+        "line_stop": {"serve": {"min": 8, "target": 24}, "train": {"target": 40}},
+    }
+    data["roles"] = roles(speed * unit_s, {"serve": 8, "train": 8, "rollout": 8}, num_chunks=5)
     data["transition"] = {"safety": 1.0, "min_dwell": "1m"}
     return speed, data, _instant("2026-11-02T16:00", data["timezone"])
 
@@ -89,7 +95,7 @@ def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, A
 
 
 def run_of(size: str, folder: Path, unit_s: float, *, staleness: int) -> dict[str, Any]:
-    steps, pause = {"small": (120, 0.07), "hourly": (600, 0.07), "factory": (500, 0.25)}[size]
+    steps, pause = {"small": (120, 0.07), "hourly": (600, 0.07), "factory": (200, 0.25)}[size]
     os.environ["POOL_REHEARSAL_PAUSE_S"] = str(pause * unit_s)  # of a step; the trainers inherit it
     return {
         "name": "rehearsal",
@@ -109,9 +115,9 @@ def run_of(size: str, folder: Path, unit_s: float, *, staleness: int) -> dict[st
 def remember_durations(store: PoolStore, size: str, speed: float, unit_s: float) -> None:
     """As a pool that has run for a while: how long the steps take on this machine. Measured ones replace them.
 
-    In the factory a dozen processes start at the same time, on as many processors as there are.
+    In the factory half a dozen processes start at the same time.
     """
-    units = (6.0, 4.0, 0.5, 2.0, 0.3, 0.5) if size == "factory" else (1.0, 1.0, 0.2, 1.2, 0.2, 0.3)  # of STEPS
+    units = (4.0, 3.0, 0.5, 2.0, 0.3, 0.5) if size == "factory" else (1.0, 1.0, 0.2, 1.2, 0.2, 0.3)  # of STEPS
     for role in ("serve", "train", "rollout"):
         samples: list[tuple[str, Step, Micros]] = []
         for step, num in zip(STEPS, units, strict=True):

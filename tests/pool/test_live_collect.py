@@ -15,6 +15,7 @@ from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.pool.actions import Admit, Drain, Sync, Warm
 from vla_rlaif.pool.rollout_duty import Lanes, RolloutDuty, num_groups
 from vla_rlaif.pool.work import Work
+from vla_rlaif.rollout import train_starts
 from vla_rlaif.train import train
 
 
@@ -71,6 +72,23 @@ def test_a_step_on_collected_groups_is_the_step_that_plays_them_itself(tmp_path:
     together = trained(run, until_step=6, out=run.run_dir, resume=True)
     assert [line["stored/used"] for line in together] == [0, 0, 16, 0, 0, 0]
     assert plain(together) == plain(alone)
+
+
+def test_stale_groups_are_those_of_the_steps_that_take_them_each_used_once(tmp_path: Path) -> None:
+    """Collected at version 2 with bound 2: step 2 takes the first round, 3 the second, 4 the third; then none is left."""
+    work = make_work(tmp_path, staleness=2)
+    trained(work.run, until_step=2, out=work.run.run_dir)
+    duty = begin(work, "a")
+    until(lambda: duty.report().groups == 12, "three rounds of four groups")
+    drain(duty)
+    lines = trained(work.run, until_step=6, out=work.run.run_dir, resume=True)
+    assert [line["stored/used"] for line in lines] == [0, 0, 16, 16, 16, 0]
+    assert [line["stored/age"] for line in lines[2:5]] == [0, 1, 2]
+    assert sum(line["stored/evicted"] for line in lines) == 0
+    for step in (2, 3, 4):
+        starts = train_starts(work.run.seed, step * (1 + work.run.loop.max_refills), 4, 4)
+        played = [read_shard(tmp_path / "store" / f"r{step - 2}-g000{g}", 0).starts.seed for g in range(4)]
+        assert np.array_equal(np.concatenate(played), starts.seed)
 
 
 def slow_work(folder: Path) -> Work:

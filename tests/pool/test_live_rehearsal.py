@@ -5,6 +5,7 @@ multiples of what a process takes to start here and now, so that a busy machine 
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.skipif(
+    "POOL_REHEARSAL" not in os.environ,
+    reason="takes minutes and both cores: set POOL_REHEARSAL=1 to rehearse a day on Ray",
+)
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pool_live.py"
 KILLS = 5
 
@@ -34,6 +39,7 @@ def test_killed_schedulers_are_replaced_and_nothing_is_done_twice(figures: dict[
     assert figures["kills"] == KILLS
     assert figures["done_twice"] == 0
     assert figures["orders"] > 40
+    assert figures["out_of_order"] == 0
     assert figures["read_only_schedulers"] >= 1
 
 
