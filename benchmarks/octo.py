@@ -24,7 +24,8 @@ from clock import Side, Time, matmuls, take_turns
 from flax.traverse_util import unflatten_dict
 
 from vla_rlaif.build import build_algorithm
-from vla_rlaif.config import OctoConfig, RunConfig, TabletopConfig, load_config
+from vla_rlaif.config import RunConfig, load_config
+from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.jax_learner import JaxLearner
 from vla_rlaif.plan_octo import CAMERAS, STATE_DIM, octo_compute, octo_cost
 from vla_rlaif.policies.octo import chain, diffusion
@@ -34,6 +35,7 @@ from vla_rlaif.policies.octo.model import attention_mask, take_group
 from vla_rlaif.policies.octo.network import BLOCKS, OctoNetwork, Params
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.slices import acting_readout, acting_rows
+from vla_rlaif.policy_config import OctoConfig
 from vla_rlaif.types import Batch, EnvSpec, Observation
 
 CONFIGS = Path(__file__).parents[1] / "configs"

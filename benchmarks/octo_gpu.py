@@ -27,11 +27,13 @@ import octo
 import tyro
 
 from vla_rlaif.build import build_env, build_parts
-from vla_rlaif.config import ImitateConfig, OctoConfig, RunConfig, load_config, parse_config
+from vla_rlaif.config import RunConfig, load_config, parse_config
 from vla_rlaif.jax_imitation import imitate
 from vla_rlaif.metrics import MetricsLog, read_metrics
+from vla_rlaif.policy_config import OctoConfig
 from vla_rlaif.run import start_policy
 from vla_rlaif.train import train
+from vla_rlaif.warm_start_config import ImitateConfig
 
 WHOLE = octo.CONFIGS / "octo_small_checkpoint.yaml"  # the run that is extrapolated
 COMPILING = 2  # steps left out

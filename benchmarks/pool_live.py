@@ -39,7 +39,6 @@ from vla_rlaif.pool.live_clock import start_clock
 from vla_rlaif.pool.replica import read_audit
 from vla_rlaif.pool.store import PoolStore
 
-DEATH = 0.8  # of the run is done when a node dies
 WAIT_S = 60.0  # for a standby to take over
 
 
@@ -51,7 +50,7 @@ class Options:
     kills: int = 0
     """Schedulers killed with SIGKILL, each at a random moment of a transition."""
     dead_node: bool = False
-    """Kill a node after four fifths of the run."""
+    """In the factory, kill a node on the morning after."""
     unit_s: float | None = None
     """What a process takes to load JAX here and now, in seconds: windows and deadlines are multiples of it. Default:
     measured before the rehearsal."""
@@ -85,14 +84,14 @@ def main(options: Options) -> None:
 def rehearse(options: Options, folder: Path) -> dict[str, Any]:
     state_dir = folder / "state"
     unit_s = options.unit_s or seconds_to_load()
-    speed, data, start = {"small": small, "hourly": hourly, "factory": factory}[options.size](unit_s)
-    pool = write_yaml(folder / "pool.yaml", data | {"state_dir": str(state_dir)})
+    scene = {"small": small, "hourly": hourly, "factory": factory}[options.size](unit_s)
+    pool = write_yaml(folder / "pool.yaml", scene.pool | {"state_dir": str(state_dir)})
     run = write_yaml(folder / "run.yaml", run_of(options.size, folder, unit_s, staleness=options.staleness))
     config, steps = load_pool(pool, now=0), load_config(run).loop.steps
-    remember_durations(PoolStore(state_dir / "pool.sqlite"), options.size, speed, unit_s)
+    remember_durations(PoolStore(state_dir / "pool.sqlite"), options.size, scene.speed, unit_s)
     kills: list[float] = []
     with cluster(config.pool.nodes, config.pool.gpus_per_node) as nodes:
-        clock = start_clock(state_dir / "clock.json", pool=start, speed=speed)
+        clock = start_clock(state_dir / "clock.json", pool=scene.start, speed=scene.speed)
         schedulers = Schedulers(
             pool, run, str(nodes.address), folder / "schedulers.log", lease_s=max(2.0, 1.5 * unit_s)
         )
@@ -107,9 +106,9 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
                 time.sleep(0.1)
             with Robots(state_dir / "endpoints", options.robots, options.pause_s) as robots:
                 while committed_step(folder / "run") < steps or len(kills) < options.kills:
-                    if time.monotonic() - begun > options.limit_s:
+                    if time.monotonic() - begun > options.limit_s or (scene.end and clock.now() > scene.end):
                         break
-                    if is_whole and committed_step(folder / "run") >= DEATH * steps:
+                    if is_whole and scene.death and clock.now() > scene.death:
                         nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
                         is_whole = False
                     if len(kills) < options.kills and watcher.is_in_transition():
@@ -118,10 +117,10 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
         schedulers.stop()
     end = clock.now()
     figures: dict[str, Any] = {"machine": f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"}
-    figures |= {"unit_s": round(unit_s, 2), "speed": round(speed, 1)}
-    figures |= {"pool time": format_duration(end - start), "real seconds": round(time.monotonic() - begun, 1)}
+    figures |= {"unit_s": round(unit_s, 2), "speed": round(scene.speed, 1)}
+    figures |= {"pool time": format_duration(end - scene.start), "real seconds": round(time.monotonic() - begun, 1)}
     figures |= serving(robots, watcher) | bookkeeping(state_dir, config, options.picture) | collected(folder)
-    figures |= training(folder, run, steps)
+    figures |= training(folder, run)
     figures["kills"] = len(kills)
     figures["read_only_schedulers"] = (folder / "schedulers.log").read_text().count("is read-only")
     figures["takeover_s"] = round(statistics.median(kills), 2) if kills else None
@@ -129,13 +128,13 @@ def rehearse(options: Options, folder: Path) -> dict[str, Any]:
 
 
 def seconds_to_load() -> float:
-    """The slower of two tries."""
+    """Median of three."""
     times = []
-    for _ in range(2):
+    for _ in range(3):
         begun = time.monotonic()
         subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], check=True)
         times.append(time.monotonic() - begun)
-    return max(times)
+    return statistics.median(times)
 
 
 def kill_one(schedulers: Schedulers, watcher: Watcher, state_dir: Path, rng: random.Random) -> float:
@@ -225,13 +224,13 @@ def collected(folder: Path) -> dict[str, Any]:
     }
 
 
-def training(folder: Path, run: Path, steps: int) -> dict[str, Any]:
+def training(folder: Path, run: Path) -> dict[str, Any]:
     """The loss curve against that of one process that is never interrupted and knows no store."""
     live = read_metrics(folder / "run" / "metrics.jsonl")
     log = (folder / "run" / "trainer.log").read_text().splitlines()
     launches = [json.loads(path.read_text()) for path in (folder / "run").glob("launch-*.json")]
     data = yaml.safe_load(run.read_text()) | {"out": str(folder / "straight")}
-    data["loop"] |= {"stored": None}
+    data["loop"] |= {"stored": None, "steps": min(len(live) + 1, data["loop"]["steps"])}  # the last step validates
     first = max(order["devices"] for order in launches)
     micro = next(order["micro_batches"] for order in launches if order["devices"] == first)
     data["learner"] |= {"devices": first, "micro_batches": micro}
@@ -248,7 +247,7 @@ def training(folder: Path, run: Path, steps: int) -> dict[str, Any]:
     worst = max((abs(a["loss"] - b["loss"]) for a, b in pairs if "loss" in a), default=0.0)
     return {
         "steps": len(live),
-        "each_step_once": [line["step"] for line in live] == list(range(steps)),
+        "each_step_once": [line["step"] for line in live] == list(range(len(live))),
         "train_gpus": dict(sorted(Counter(order["devices"] for order in launches).items())),
         "resumed_at": [int(line.rsplit(" ", 1)[1]) for line in log if line.startswith("resuming at step")],
         "metrics_bit_equal_until_step": equal,

@@ -1,6 +1,7 @@
 """The pools and the run that pool_live.py rehearses. Lengths are units: what a process takes to load JAX."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from vla_rlaif.pool.times import parse_wall_time
 
 FACTORY = Path(__file__).parents[1] / "configs" / "pool_factory.yaml"
 HOUR_UNITS, NIGHT_UNITS = 14, 100  # how long they last
-Scene = tuple[float, dict[str, Any], Micros]  # pool seconds in a second, the pool, the instant at which it begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    speed: float  # pool seconds in a second
+    pool: dict[str, Any]
+    start: Micros
+    end: Micros | None = None  # None: when the run is done
+    death: Micros | None = None  # when a node dies, if one is to die
 
 
 def small(unit_s: float) -> Scene:
@@ -32,7 +41,8 @@ def small(unit_s: float) -> Scene:
         "night": {"serve": {"min": 1, "target": 1}, "rollout": {"target": 4}},
         "late": {"serve": {"min": 1, "target": 2}, "train": {"target": 2}},
     }
-    return speed, one_node(windows, shares, speed * unit_s), _instant("2026-11-02T12:00", "UTC")
+    pool = one_node(windows, shares, speed * unit_s)
+    return Scene(speed=speed, pool=pool, start=_instant("2026-11-02T12:00", "UTC"))
 
 
 def hourly(unit_s: float) -> Scene:
@@ -49,7 +59,8 @@ def hourly(unit_s: float) -> Scene:
         "day": {"serve": {"min": 1, "target": 2}, "train": {"target": 4}},
         "night": {"serve": {"min": 1, "target": 1}, "rollout": {"target": 4}},
     }
-    return speed, one_node(windows, shares, speed * unit_s), _instant("2026-11-02T12:00", "UTC")
+    pool = one_node(windows, shares, speed * unit_s)
+    return Scene(speed=speed, pool=pool, start=_instant("2026-11-02T12:00", "UTC"))
 
 
 def one_node(windows: list[dict[str, Any]], shares: dict[str, Any], unit: float) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def one_node(windows: list[dict[str, Any]], shares: dict[str, Any], unit: float)
         "timezone": "UTC",
         "windows": windows,
         "shares": shares,
-        "roles": roles(unit, {"serve": 1, "train": 2, "rollout": 2}, num_chunks=2),
+        "roles": roles(unit, {"serve": 1, "train": 1, "rollout": 2}, num_chunks=4),
         "transition": {"safety": 1.0, "min_dwell": "1s"},
     }
 
@@ -77,7 +88,14 @@ def factory(unit_s: float) -> Scene:
     }
     data["roles"] = roles(speed * unit_s, {"serve": 8, "train": 8, "rollout": 8}, num_chunks=5)
     data["transition"] = {"safety": 1.0, "min_dwell": "1m"}
-    return speed, data, _instant("2026-11-02T16:00", data["timezone"])
+    instant = lambda wall: _instant(wall, data["timezone"])  # noqa: E731
+    return Scene(
+        speed=speed,
+        pool=data,
+        start=instant("2026-11-02T16:00"),
+        end=instant("2026-11-03T10:00"),
+        death=instant("2026-11-03T08:00"),
+    )
 
 
 def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, Any]:
@@ -95,7 +113,7 @@ def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, A
 
 
 def run_of(size: str, folder: Path, unit_s: float, *, staleness: int) -> dict[str, Any]:
-    steps, pause = {"small": (120, 0.07), "hourly": (600, 0.07), "factory": (200, 0.25)}[size]
+    steps, pause = {"small": (120, 0.07), "hourly": (400, 0.07), "factory": (5000, 0.25)}[size]
     os.environ["POOL_REHEARSAL_PAUSE_S"] = str(pause * unit_s)  # of a step; the trainers inherit it
     return {
         "name": "rehearsal",

@@ -100,8 +100,8 @@ def build_sides(options: Options) -> tuple[dict[str, Iterator[Sample]], list[str
     sides["ours, expert"] = tabletop_side(options, expert_policy)
     notes = []
     try:
-        from vla_rlaif.config import OctoConfig
         from vla_rlaif.policies.octo.construct import from_scratch
+        from vla_rlaif.policy_config import OctoConfig
     except ImportError as error:
         notes.append(f"ours, tiny octo: skipped, {error}")
     else:

@@ -102,7 +102,7 @@ def print_report(options: Options, samples: dict[str, list[Sample]]) -> None:
 def served(name: str) -> tuple[EnvSpec, Callable[[], Policy]]:
     """A spec and what makes the policy for it."""
     from vla_rlaif.build import build_policy
-    from vla_rlaif.config import GaussianConfig, OctoConfig
+    from vla_rlaif.policy_config import GaussianConfig, OctoConfig
 
     if name == "gaussian":
         spec = EnvSpec(

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 Params = Mapping[str, jax.Array]

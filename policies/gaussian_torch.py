@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt32
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 Params = Mapping[str, torch.Tensor]

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from stem_policy import E, S, StemPolicy, make_batch, observations
 
-from vla_rlaif.config import ImitateConfig, LearnerConfig
+from vla_rlaif.config import LearnerConfig
 from vla_rlaif.devices import Placement
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.jax_imitation import imitate
 from vla_rlaif.jax_learner import JaxLearner
+from vla_rlaif.warm_start_config import ImitateConfig
 
 
 def make_learner(devices: int | None, policy: StemPolicy | None = None, **config) -> JaxLearner:

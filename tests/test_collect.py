@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from vla_rlaif.collect import collect_demonstrations
-from vla_rlaif.config import CollectConfig
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.envs.tabletop import Tabletop
 from vla_rlaif.rollout import Split, held_out_starts, start_seed, train_starts
+from vla_rlaif.warm_start_config import CollectConfig
 
 NUM_ENVS = 6
 CONFIG = CollectConfig(episodes=10, noise=0.1, scatter_steps=2, max_steps=8)

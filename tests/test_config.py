@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import vla_rlaif.config as config_module
-from vla_rlaif.config import RunConfig, cautions, kl_coef, load_config, parse_config
+from vla_rlaif.config import RunConfig, cautions, kl_coef, load_config, models_of, parse_config
+from vla_rlaif.config_base import Model
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("pool_*.yaml")))  # a pool is no run: tests/pool
@@ -82,13 +82,18 @@ def test_light_modules_load_no_heavy_library(module):
     assert out.stdout.strip() == "[]"
 
 
+def sections(model: type[Model]) -> set[type[Model]]:
+    """A model and those that its fields may hold."""
+    return {model}.union(*(sections(m) for f in model.model_fields.values() for m in models_of(f.annotation)))
+
+
 def test_every_key_is_read():
-    """No key without an effect: each field of each model is read somewhere outside config.py."""
+    """No key without an effect: each field of each model is read somewhere outside the modules that declare them."""
     package = Path(__file__).parents[1]
     sources = [p for d in ("vla_rlaif", "envs", "policies", "reward_models") for p in (package / d).rglob("*.py")]
-    trees = [ast.parse(p.read_text()) for p in sources if p.name != "config.py"]
+    trees = [ast.parse(p.read_text()) for p in sources if not p.name.endswith("config.py")]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    models = [m for m in vars(config_module).values() if isinstance(m, type) and issubclass(m, config_module.Model)]
+    models = sections(RunConfig)
     unread = {f"{m.__name__}.{name}" for m in models for name in m.model_fields if name not in read}
     assert len(models) > 20
     assert unread == set()

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from stem_policy import E, S, StemPolicy, X, observations
 
-from vla_rlaif.config import ImitateConfig
 from vla_rlaif.devices import CompileCounter
 from vla_rlaif.jax_imitation import ImitablePolicy, fitted_names, imitate
 from vla_rlaif.types import Observation
+from vla_rlaif.warm_start_config import ImitateConfig
 
 DEMOS = 64
 TEACHER = np.random.default_rng(1).normal(size=(X, S * E))

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from stem_policy import StemPolicy, make_batch
 
-from vla_rlaif.config import GaussianConfig, LearnerConfig
+from vla_rlaif.config import LearnerConfig
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.jax_learner import JaxLearner, JaxPolicy, adamw
 from vla_rlaif.policies.gaussian_jax import GaussianJax
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.types import Weights
 
 GOLDEN = Path(__file__).parent / "golden" / "octo"

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from vla_rlaif.build import build_learner, build_policy
-from vla_rlaif.config import GaussianConfig, LearnerConfig, RunConfig, parse_config
+from vla_rlaif.config import LearnerConfig, RunConfig, parse_config
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.learning import merge_micro_batches, split_minibatches
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.rollout import make_batch, rollout, train_starts
 from vla_rlaif.step_metrics import CompileMeter
 

@@ -12,15 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vla_rlaif.config import (
-    LearnerConfig,
-    OctoCheckpointConfig,
-    OctoConfig,
-    PreferenceRewardConfig,
-    TabletopConfig,
-    load_config,
-    parse_config,
-)
+from vla_rlaif.config import LearnerConfig, load_config, parse_config
+from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.jax_learner import JaxLearner
 from vla_rlaif.plan import describe, label_schedule
@@ -42,6 +35,8 @@ from vla_rlaif.policies.octo.network import HEAD, TABLE, OctoNetwork
 from vla_rlaif.policies.octo.official import read_folder
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.statistics import Statistics
+from vla_rlaif.policy_config import OctoCheckpointConfig, OctoConfig
+from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.types import EnvSpec
 
 ROOT = Path(__file__).parents[1]

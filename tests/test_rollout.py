@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.policies.gaussian_jax import GaussianJax
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.rollout import (
     Split,
     concatenate,

@@ -7,26 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from vla_rlaif.checkpoint import load_policy
-from vla_rlaif.config import (
-    CustomEnvConfig,
+from vla_rlaif.config import RunConfig, kl_coef
+from vla_rlaif.env_config import CustomEnvConfig, EnvConfig, PointReachConfig, TabletopConfig
+from vla_rlaif.episode_store import EpisodeStore
+from vla_rlaif.grpo import GRPO
+from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
+from vla_rlaif.policy_config import (
     CustomPolicyConfig,
-    EnvConfig,
     GaussianConfig,
     OctoCheckpointConfig,
     OctoConfig,
     OctoSettings,
-    OracleConfig,
-    PointReachConfig,
     PolicyConfig,
-    PreferenceRewardConfig,
-    RunConfig,
-    TabletopConfig,
-    kl_coef,
 )
-from vla_rlaif.episode_store import EpisodeStore
-from vla_rlaif.grpo import GRPO
-from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
+from vla_rlaif.reward_config import OracleConfig, PreferenceRewardConfig
 from vla_rlaif.symbols import load_symbol
 from vla_rlaif.train import Parts
 from vla_rlaif.types import EnvSpec

@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from vla_rlaif.config import CollectConfig
 from vla_rlaif.dataset import Demonstrations
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.rollout import Split, start_seed
+from vla_rlaif.warm_start_config import CollectConfig
 
 
 @runtime_checkable

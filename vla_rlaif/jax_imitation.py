@@ -14,10 +14,10 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
-from vla_rlaif.config import ImitateConfig
 from vla_rlaif.devices import Placement, to_host
 from vla_rlaif.jax_learner import Params, adamw, gradient_adder
 from vla_rlaif.types import Array, Observation, Weights
+from vla_rlaif.warm_start_config import ImitateConfig
 
 
 @runtime_checkable

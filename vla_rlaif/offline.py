@@ -17,16 +17,19 @@ from safetensors.numpy import save
 
 from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_folder
 from vla_rlaif.checkpoint import save_policy, write_whole
-from vla_rlaif.config import OctoSettings, PreferenceRewardConfig, RunConfig, WarmStartConfig
+from vla_rlaif.config import RunConfig
 from vla_rlaif.dataset import append_episodes, load_demonstrations, num_episodes, require_kind
 from vla_rlaif.evaluate import evaluate
+from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
 from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join
 from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
 from vla_rlaif.preferences.sampling import Strategy
 from vla_rlaif.preferences.store import PreferenceStore
+from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.rollout import Split, rollout, take, take_starts, train_starts
 from vla_rlaif.types import Episodes
+from vla_rlaif.warm_start_config import WarmStartConfig
 
 FORMAT = "vla_rlaif reward 1"  # the one key of a reward file's metadata; several would be written in random order
 Say = Callable[[str], None]

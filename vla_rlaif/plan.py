@@ -1,6 +1,9 @@
 """What a run will do and need, from the config alone: neither torch, jax nor mujoco is loaded."""
 
-from vla_rlaif.config import OctoSettings, PreferenceRewardConfig, RunConfig, TabletopConfig, cautions, kl_coef
+from vla_rlaif.config import RunConfig, cautions, kl_coef
+from vla_rlaif.env_config import TabletopConfig
+from vla_rlaif.policy_config import OctoSettings
+from vla_rlaif.reward_config import PreferenceRewardConfig
 
 
 def describe(config: RunConfig) -> str:

@@ -10,19 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rlaif.config import (
-    HeadTuning,
-    LoraTuning,
-    OctoCheckpointConfig,
-    OctoConfig,
-    OctoSettings,
-    PreferenceRewardConfig,
-    RunConfig,
-    TabletopConfig,
-)
+from vla_rlaif.config import RunConfig
+from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.policies.octo.cost import OctoCost
 from vla_rlaif.policies.octo.recipe import adopted_spec, scratch_spec
 from vla_rlaif.policies.octo.spec import DiffusionSpec, LanguageSpec, ModelSpec
+from vla_rlaif.policy_config import HeadTuning, LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings
+from vla_rlaif.reward_config import PreferenceRewardConfig
 
 FLOAT = 4  # bytes
 CAMERAS = ("primary", "wrist")  # of the tabletop family

@@ -22,14 +22,16 @@ import yaml
 from vla_rlaif.build import build_env, build_parts, build_policy, check_reward, load_folder
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
-from vla_rlaif.config import OctoSettings, RunConfig, WarmStartConfig, cautions
+from vla_rlaif.config import RunConfig, cautions
 from vla_rlaif.dataset import Demonstrations, save_demonstrations
 from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.metrics import MetricsLog
+from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.report import write_report
 from vla_rlaif.rollout import Split, train_starts
 from vla_rlaif.train import train
+from vla_rlaif.warm_start_config import WarmStartConfig
 
 Say = Callable[[str], None]
 PACKAGES = ("vla_rlaif", "numpy", "mujoco", "jax", "flax", "optax", "torch")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vla_rlaif.checkpoint import RunCheckpoints, save_policy
-from vla_rlaif.config import PreferenceRewardConfig, RunConfig
+from vla_rlaif.config import RunConfig
 from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.grpo import num_valid
@@ -23,6 +23,7 @@ from vla_rlaif.interfaces import Algorithm, Learner, Policy, RewardModel, Vector
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.preferences.refresh import PreferenceLearner
 from vla_rlaif.progress import Progress
+from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.rollout import Split, concatenate, make_batch, rollout, train_starts
 from vla_rlaif.step_metrics import (
     CompileMeter,

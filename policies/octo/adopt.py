@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rlaif.config import OctoCheckpointConfig
 from vla_rlaif.policies.octo.action_stats import ActionStatistics
 from vla_rlaif.policies.octo.adapt import PROPRIO as PROPRIO_TOKENS
 from vla_rlaif.policies.octo.adapt import adapted_spec, merge
@@ -24,6 +23,7 @@ from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, LanguageSpec,
 from vla_rlaif.policies.octo.statistics import Statistics
 from vla_rlaif.policies.octo.text import T5Features, load_tokenizer
 from vla_rlaif.policies.octo.tokenizers import matching
+from vla_rlaif.policy_config import OctoCheckpointConfig
 from vla_rlaif.types import EnvSpec
 
 T5 = "octo_transformer/task_tokenizers_"  # parameters of language encoders begin with this

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vla_rlaif.config import LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings, SmallStemConfig
 from vla_rlaif.policies.octo import lora
 from vla_rlaif.policies.octo.embodiment import Embodiment
 from vla_rlaif.policies.octo.initial import initial_params
@@ -29,6 +28,7 @@ from vla_rlaif.policies.octo.spec import (
 )
 from vla_rlaif.policies.octo.statistics import Statistics
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
+from vla_rlaif.policy_config import LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings, SmallStemConfig
 from vla_rlaif.types import EnvSpec, Weights
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Bool, Float, Int
 
-from vla_rlaif.config import FullTuning, LoraTuning, OctoSettings
 from vla_rlaif.policies.octo import diffusion, lora
 from vla_rlaif.policies.octo.diffusion import DiffusionHead, Schedule
 from vla_rlaif.policies.octo.embodiment import Embodiment
@@ -24,6 +23,7 @@ from vla_rlaif.policies.octo.images import resize_frames
 from vla_rlaif.policies.octo.model import LANGUAGE, Inputs, Layout, OctoTokens, Tokens, attention_mask
 from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, ModelSpec
 from vla_rlaif.policies.octo.transformer import BlockTransformer
+from vla_rlaif.policy_config import FullTuning, LoraTuning, OctoSettings
 
 Params = Mapping[str, jax.Array]
 HEAD = "heads_action/"

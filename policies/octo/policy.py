@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
-from vla_rlaif.config import HeadTuning, LoraTuning
 from vla_rlaif.policies.octo import chain
 from vla_rlaif.policies.octo.language import Language
 from vla_rlaif.policies.octo.lora import PREFIX as LORA
 from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE, OctoNetwork, Params, with_reference
 from vla_rlaif.policies.octo.statistics import Statistics
+from vla_rlaif.policy_config import HeadTuning, LoraTuning
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 FEATURE_BATCH = 64  # rows per call when computing features; the last call is padded

@@ -6,7 +6,6 @@ Light on purpose: ``vla-rlaif plan`` uses it, so neither jax nor flax is importe
 import re
 from collections.abc import Iterable, Sequence
 
-from vla_rlaif.config import OctoCheckpointConfig, OctoConfig, SmallStemConfig
 from vla_rlaif.policies.octo.adapt import PROPRIO as PROPRIO_TOKENS
 from vla_rlaif.policies.octo.adapt import adapted_spec
 from vla_rlaif.policies.octo.spec import (
@@ -20,6 +19,7 @@ from vla_rlaif.policies.octo.spec import (
     StemSpec,
     TransformerSpec,
 )
+from vla_rlaif.policy_config import OctoCheckpointConfig, OctoConfig, SmallStemConfig
 
 PROPRIO = "proprio"  # the observation's key
 

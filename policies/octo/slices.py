@@ -46,10 +46,8 @@ def in_slices(
     return out.reshape(slices * size, *out.shape[2:])[:num]
 
 
-def rows_at_once(num: int, row_bytes: int, *, backend: str, cores: int) -> int:
+def rows_at_once(num: int, row_bytes: int, cores: int) -> int:
     """How many of ``num`` rows to compute together; ``row_bytes`` is what one adds to the widest activation."""
-    if backend != "cpu":
-        return num
     return min(num, max(cores, CACHED_BYTES // row_bytes))
 
 
@@ -58,9 +56,11 @@ def num_rows(rows: Mapping[str, jax.Array]) -> int:
 
 
 def acting_rows(network: OctoNetwork, inputs: Mapping[str, jax.Array]) -> int:
-    """How many rows acting computes together here."""
-    layout = network.layout
+    """How many rows acting computes together here. All of them on accelerators, and in bfloat16, where slices lose."""
+    num, layout = num_rows(inputs), network.layout
+    if jax.default_backend() != "cpu" or network.dtype != jnp.float32:
+        return num
     step = sum(span.num_tokens for span in layout.step)
     tokens = sum(span.num_tokens for span in layout.prefix) + layout.window * step
     hidden = tokens * network.model.transformer.mlp_dim * jnp.dtype(network.dtype).itemsize
-    return rows_at_once(num_rows(inputs), hidden, backend=jax.default_backend(), cores=os.cpu_count() or 1)
+    return rows_at_once(num, hidden, os.cpu_count() or 1)

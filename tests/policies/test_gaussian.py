@@ -7,10 +7,10 @@ import scipy.stats
 import torch
 from tiny import make_obs, make_spec
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.interfaces import Policy
 from vla_rlaif.policies.gaussian_jax import GaussianJax
 from vla_rlaif.policies.gaussian_torch import GaussianTorch
+from vla_rlaif.policy_config import GaussianConfig
 
 CONFIG = GaussianConfig(std=0.4)
 SEEDS = np.array([3, 1, 4, 1, 5], np.uint32)

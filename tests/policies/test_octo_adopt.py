@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from octo_folders import GOLDEN, PARAMS, copied
 
-from vla_rlaif.config import LoraTuning, OctoCheckpointConfig
 from vla_rlaif.policies.octo import adopt
 from vla_rlaif.policies.octo.adopt import export_folder, from_folder
 from vla_rlaif.policies.octo.construct import from_parts
 from vla_rlaif.policies.octo.official import read_folder
 from vla_rlaif.policies.octo.policy import OctoPolicy
+from vla_rlaif.policy_config import LoraTuning, OctoCheckpointConfig
 from vla_rlaif.types import EnvSpec, Observation
 
 SOURCE = GOLDEN / "tiny_ckpt"

@@ -10,7 +10,6 @@ import optax
 import pytest
 from tiny import make_config, make_obs, make_spec
 
-from vla_rlaif.config import FullTuning, LoraTuning
 from vla_rlaif.interfaces import Policy
 from vla_rlaif.policies.octo.construct import from_parts, from_scratch
 from vla_rlaif.policies.octo.initial import initial_params
@@ -18,6 +17,7 @@ from vla_rlaif.policies.octo.lora import PREFIX as LORA
 from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.statistics import Statistics
+from vla_rlaif.policy_config import FullTuning, LoraTuning
 from vla_rlaif.rollout import windowed
 from vla_rlaif.types import Observation
 

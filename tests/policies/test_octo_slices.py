@@ -35,13 +35,12 @@ def test_a_policy_reads_the_same_in_slices(policy):
 
 
 @pytest.mark.parametrize(
-    ("num", "row_bytes", "backend", "cores", "expected"),
+    ("num", "row_bytes", "cores", "expected"),
     [
-        (32, CACHED_BYTES // 5, "cpu", 2, 5),
-        (3, CACHED_BYTES // 5, "cpu", 2, 3),
-        (32, 2 * CACHED_BYTES, "cpu", 4, 4),  # a row a core, even if they do not fit
-        (32, 2 * CACHED_BYTES, "gpu", 4, 32),
+        (32, CACHED_BYTES // 5, 2, 5),
+        (3, CACHED_BYTES // 5, 2, 3),
+        (32, 2 * CACHED_BYTES, 4, 4),  # a row a core, even if they do not fit
     ],
 )
-def test_how_many_rows_at_once(num, row_bytes, backend, cores, expected):
-    assert rows_at_once(num, row_bytes, backend=backend, cores=cores) == expected
+def test_how_many_rows_at_once(num, row_bytes, cores, expected):
+    assert rows_at_once(num, row_bytes, cores) == expected

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vla_rlaif.config import OctoConfig, SmallStemConfig
+from vla_rlaif.policy_config import OctoConfig, SmallStemConfig
 from vla_rlaif.types import EnvSpec, Observation
 
 

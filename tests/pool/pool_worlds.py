@@ -15,9 +15,11 @@ from vla_rlaif.pool.clock import DAY, Micros, resolve, zone_of
 from vla_rlaif.pool.config import PoolConfig, parse_pool
 from vla_rlaif.pool.history import COLD, History
 from vla_rlaif.pool.ledger import Ledger
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.planner import plan
 from vla_rlaif.pool.state import Phase, Replica
-from vla_rlaif.pool.world import Physics, World
+from vla_rlaif.pool.trace import JobSubmitted
+from vla_rlaif.pool.world import World
 
 FACTORY = Path(__file__).parents[2] / "configs" / "pool_factory.yaml"
 SMALL: dict[str, Any] = {
@@ -77,6 +79,14 @@ class Bench:
             if not self.finish() and not planned.actions:
                 return planned
         raise AssertionError(f"the planner goes round in circles: {self.keys[-8:]}")
+
+    def submit(
+        self, name: str, *, num_gpus: int, minutes: int = 60, role: str = "train", one_node: bool = False
+    ) -> None:
+        """A job that needs so many minutes to be worth a start, and runs for 100 hours."""
+        fields = {"name": name, "role": role, "num_gpus": num_gpus, "one_node": one_node}
+        job = JobSubmitted.model_validate(fields | {"runtime": "100h", "min_runtime": f"{minutes}m"})
+        self.world.submit(job, self.mono)
 
     def pass_time(self, duration: Micros) -> None:
         self.now += duration

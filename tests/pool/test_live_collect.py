@@ -75,7 +75,7 @@ def test_a_step_on_collected_groups_is_the_step_that_plays_them_itself(tmp_path:
 
 
 def test_stale_groups_are_those_of_the_steps_that_take_them_each_used_once(tmp_path: Path) -> None:
-    """Collected at version 2 with bound 2: step 2 takes the first round, 3 the second, 4 the third; then none is left."""
+    """Collected at version 2 with bound 2: step 2 takes the first round, 3 the second, 4 the third; none is left."""
     work = make_work(tmp_path, staleness=2)
     trained(work.run, until_step=2, out=work.run.run_dir)
     duty = begin(work, "a")

@@ -7,8 +7,14 @@ import pytest
 from vla_rlaif.pool.regroup import Spread, leavers, regroup
 from vla_rlaif.pool.replica import Claim, Halt, Launch, Order, Report, RunReport, Status
 from vla_rlaif.pool.state import Gpu, Phase
+from vla_rlaif.pool.work import Division
 
-SPREAD = Spread(fits=lambda n: n in (2, 4, 8), micro_batches=lambda n: 8 // n, across_nodes=False)
+
+def divide(num_gpus: int) -> Division | None:
+    return Division(devices=num_gpus, micro_batches=8 // num_gpus) if num_gpus in (2, 4, 8) else None
+
+
+SPREAD = Spread(divide=divide, across_nodes=False)
 
 
 def member(name: str, phase: Phase = Phase.ACTIVE, *runs: RunReport, node: str = "n0", first: int = 0) -> Status:

@@ -107,10 +107,13 @@ def test_a_pool_that_does_not_fit_its_run_is_refused(tmp_path: Path) -> None:
     unstored = work.run.model_copy(update={"loop": work.run.loop.model_copy(update={"stored": None})})
     with pytest.raises(ValueError, match=r"role rollout collects groups.*set loop\.stored"):
         check_work(small(), replace(work, run=unstored))
-    with pytest.raises(ValueError, match=r"train on 5 GPUs needs a learner\.minibatch that splits into 5 parts"):
+    with pytest.raises(ValueError, match=r"train on 5 GPUs cannot share learner\.minibatch 96 evenly"):
         check_work(small(lambda data: data["shares"]["day"].update(train={"target": 5})), work)
     with pytest.raises(ValueError, match=r"train gets 8 GPUs, and a run is one process on one node, which has 4"):
         check_work(small(), replace(work, fake_gpus=False))
+
+    with pytest.raises(ValueError, match="port 8000 cannot be had by every server"):
+        check_work(small(), replace(work, serve=replace(work.serve, port=8000)))
 
     def second(data: dict[str, Any]) -> None:
         data["roles"]["align"] = dict(data["roles"]["train"])

@@ -188,6 +188,20 @@ def test_a_short_window_still_gets_its_minimums():
     assert inside.goals(inside.first) == {"serve": 46, "train": 18, "rollout": 0}
 
 
+def test_lower_priorities_lend_gpus_for_a_minimum_at_the_boundary():
+    """At 06:00 serve gives five GPUs, but not before; train's minimum of two must be there at that moment."""
+
+    def change(data):
+        data["shares"]["night"] = {"serve": {"min": 3, "target": 3}, "train": {"target": 0}, "rollout": {"target": 9}}
+        data["shares"]["day"] = {"serve": {"target": 0}, "train": {"min": 2, "target": 4}, "rollout": {"target": 8}}
+
+    config, boundary = small(change), at("2026-11-03T06:00", "UTC")
+    lead = wants(outlook(config, boundary - MINUTE), boundary - MINUTE, 12)
+    # Night: serve 5 (3 survive the loss of one of three nodes), rollout 7. Day: train 4, rollout 8.
+    assert lead.want == {"serve": 5, "train": 4, "rollout": 5} and lead.floor == {"serve": 3, "train": 2, "rollout": 0}
+    assert wants(outlook(config, boundary), boundary, 12).want == {"serve": 0, "train": 4, "rollout": 8}
+
+
 def test_small_pools_have_goals_too():
     view = outlook(small(), at("2026-11-04T12:00", "UTC"), capacity=0, num_nodes=0)
     assert view.goals(view.first) == {"serve": 0, "train": 0, "rollout": 0}

@@ -12,10 +12,10 @@ from pool_worlds import SMALL, Bench, at
 from vla_rlaif.pool.actions import Acquire, Admit, Drain, Release
 from vla_rlaif.pool.clock import DAY, HOUR, MINUTE, SECOND
 from vla_rlaif.pool.config import parse_pool
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.simulate import simulate
 from vla_rlaif.pool.state import Gpu, Phase
 from vla_rlaif.pool.trace import NodeDown, NodeUp, Timed
-from vla_rlaif.pool.world import Physics
 
 RELAXED = settings(
     max_examples=6,

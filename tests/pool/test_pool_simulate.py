@@ -8,6 +8,7 @@ from pool_worlds import at, factory, small
 from vla_rlaif.pool.actions import Acquire, Admit, Reject
 from vla_rlaif.pool.calendar import Override
 from vla_rlaif.pool.clock import DAY, HOUR, MINUTE, zone_of
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.simulate import Edit, simulate
 from vla_rlaif.pool.trace import (
     EVENT,
@@ -23,7 +24,6 @@ from vla_rlaif.pool.trace import (
     read_trace,
     write_trace,
 )
-from vla_rlaif.pool.world import Physics
 
 
 def event(**fields) -> Event:

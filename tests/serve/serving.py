@@ -12,9 +12,9 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.interfaces import Policy
 from vla_rlaif.policies.gaussian_torch import GaussianTorch
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.serve.server import PolicyServer
 from vla_rlaif.serve.settings import ServeSettings
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights

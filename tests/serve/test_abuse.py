@@ -12,8 +12,8 @@ from serving import SPEC, Client, make_gaussian, metric, observation, pack, quie
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.gaussian_torch import GaussianTorch
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.serve.server import MAX_INVALID, PolicyServer
 from vla_rlaif.types import EnvSpec
 

@@ -23,8 +23,8 @@ from serving import (
 )
 
 from vla_rlaif.checkpoint import save_policy
-from vla_rlaif.config import GaussianConfig
 from vla_rlaif.policies.gaussian_torch import GaussianTorch
+from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.serve.watch import stamp_of, watch
 from vla_rlaif.types import EnvSpec
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from vla_rlaif.build import build_policy, load_folder
-from vla_rlaif.config import OctoSettings, RunConfig
+from vla_rlaif.config import RunConfig
+from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.types import EnvSpec, Weights
 
 

@@ -111,10 +111,11 @@ class Reject:
     job: str
     eta: Micros | None  # instant at which it may start; None: not within the calendar's horizon
     reason: str
+    answer: int = 0  # number of answers before it
 
     @property
     def key(self) -> str:
-        return f"reject:{self.job}:{self.eta}"
+        return f"reject:{self.job}:{self.answer}:{self.eta}"
 
 
 Action = Acquire | Warm | Sync | Admit | Drain | Checkpoint | Release | Reject

@@ -20,7 +20,8 @@ def admit_jobs(draft: Draft, role: str) -> None:
     for job in sorted(waiting, key=lambda j: (j.submitted, j.name)):
         needed = running + job.num_gpus
         end = draft.outlook.until(role, needed, draft.outlook.first)
-        if draft.wants.want[role] < needed or draft.now + _span(draft, job) > end:
+        is_whole = job.num_gpus % draft.config.roles[role].gpus_per_replica == 0
+        if not is_whole or draft.wants.want[role] < needed or draft.now + _span(draft, job) > end:
             _answer(draft, job, needed)
             continue
         running = needed
@@ -44,9 +45,10 @@ def _place(draft: Draft, job: Job) -> tuple[Gpu, ...] | None:
 
 
 def _answer(draft: Draft, job: Job, needed: int) -> None:
-    outlook = draft.outlook
+    outlook, size = draft.outlook, draft.config.roles[job.role].gpus_per_replica
+    is_whole = job.num_gpus % size == 0
     largest, eta = 0, None
-    for index in range(outlook.first, len(outlook.timeline.intervals)):
+    for index in range(outlook.first, len(outlook.timeline.intervals) if is_whole else 0):
         share = outlook.goals(index)[job.role]
         largest = max(largest, share)
         start = max(outlook.start(index), draft.now)
@@ -58,11 +60,13 @@ def _answer(draft: Draft, job: Job, needed: int) -> None:
         return
     if eta is not None:
         reason = f"{format_duration(_span(draft, job))} with {job.num_gpus} GPUs fit from {draft.when(eta)}"
+    elif not is_whole:
+        reason = f"asks for {job.num_gpus} GPUs, replicas of {job.role} have {size}"
     elif largest < needed:
         reason = f"needs {needed} GPUs of {job.role}, which holds {largest} at most in the coming week"
     else:
         reason = f"no window of the coming week is {format_duration(_span(draft, job))} long"
-    draft.actions.append(Reject(job=job.name, eta=eta, reason=reason))
+    draft.actions.append(Reject(job=job.name, eta=eta, answer=job.answers, reason=reason))
 
 
 def _make_room(draft: Draft, job: Job) -> None:
@@ -70,8 +74,11 @@ def _make_room(draft: Draft, job: Job) -> None:
     standing = [r for r in draft.active[job.role].values() if r.job is None and r.name not in draft.handled]
     draft.reserved[job.role] = draft.reserved.get(job.role, 0) + job.num_gpus
     if not job.one_node:
-        leaving = sum(len(r.gpus) for r in draft.leaving[job.role].values())
-        _drain_for(draft, job, standing, job.num_gpus - leaving - sum(map(len, draft.free.values())))
+        missing = job.num_gpus - sum(len(r.gpus) for r in draft.leaving[job.role].values())
+        for node, slots in draft.free.items():  # what is free is kept for the job until the rest comes
+            kept = min(max(missing, 0), len(slots))
+            draft.free[node], missing = slots[kept:], missing - kept
+        _drain_for(draft, job, standing, missing)
         return
     plans: list[tuple[int, str, list[Replica]]] = []
     for node in draft.observed.nodes:

@@ -37,7 +37,7 @@ class Draft:
     handled: set[str] = field(default_factory=set)  # replicas that have their action
     reserved: dict[str, int] = field(default_factory=dict)  # role -> GPUs that a job of it waits for
     draining: Counter[str] = field(default_factory=Counter)  # node -> GPUs that this plan begins to drain
-    freed: int = 0  # GPUs that kills of this plan will free
+    killed: Counter[str] = field(default_factory=Counter)  # node -> GPUs that kills of this plan will free
 
     @functools.cached_property
     def free(self) -> Free:

@@ -20,7 +20,7 @@ from vla_rlaif.pool.ray_pool import RayPool
 from vla_rlaif.pool.regroup import Spread, leavers, regroup
 from vla_rlaif.pool.replica import Claim, Halt, Order, Status
 from vla_rlaif.pool.state import Observed, Phase
-from vla_rlaif.pool.work import Work, fits, kind_of, micro_batches
+from vla_rlaif.pool.work import Work, divide, kind_of
 
 MAX_STARTS = 4  # actors a look: a look must not take long, and the servers' processors are busy enough
 
@@ -124,11 +124,7 @@ class Executor:
     ) -> Iterator[tuple[Claim, Order]]:
         members = {n: s for n, s in statuses.items() if s.claim.role == name and seen.entries[n].leaving_s is None}
         run, role = self._work.run, config.roles[name]
-        spread = Spread(
-            fits=lambda num_gpus: fits(run, role, num_gpus),
-            micro_batches=lambda num_gpus: micro_batches(run, role, num_gpus),
-            across_nodes=self._work.fake_gpus,
-        )
+        spread = Spread(divide=lambda num_gpus: divide(self._work, role, num_gpus), across_nodes=self._work.fake_gpus)
         is_finished = committed_step(run.run_dir) >= run.loop.steps
         for order in regroup(list(members.values()), spread, is_finished=is_finished):
             yield members[order.replica].claim, order

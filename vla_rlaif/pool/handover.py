@@ -1,5 +1,6 @@
 """Who gives GPUs and who gets them. A minimum is kept by active replicas: newcomers count once they work."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vla_rlaif.pool.actions import Acquire
@@ -19,10 +20,15 @@ def shrink(draft: Draft) -> None:
         wanted, kept = draft.wants.want[role], max(draft.wants.want[role], draft.wants.keep[role])
         if draft.coming[role] and draft.holds(role) > kept:
             for replica in sorted(draft.coming[role].values(), key=lambda r: (r.job is not None, -r.acquired, r.name)):
-                if draft.holds(role) - len(replica.gpus) >= kept and not _would_be_thin(draft, role, replica):
+                # A job that fits takes the place of standing replicas, not they that of the job.
+                is_excess = draft.holds(role) - len(replica.gpus) >= kept
+                if replica.job is not None:
+                    is_excess = _num_of_jobs(draft, role) > kept
+                if is_excess and not _would_be_thin(draft, role, replica):
                     draft.give_up(replica, f"{role} is to hold {wanted} GPUs")
-        while draft.num_active[role] > wanted:
-            victim = _victim(draft, role, draft.num_active[role] - wanted, urgent=urgent)
+        coming_jobs = sum(len(r.gpus) for r in draft.coming[role].values() if r.job is not None)
+        while draft.num_active[role] > wanted - coming_jobs:
+            victim = _victim(draft, role, draft.num_active[role] - wanted + coming_jobs, urgent=urgent)
             if victim is None:
                 break
             drain(draft, victim, f"{role} is to hold {wanted} GPUs")
@@ -56,23 +62,45 @@ def acquire(draft: Draft, role: str, gpus: tuple[Gpu, ...], *, job: str | None =
 def rescue(draft: Draft, role: str) -> None:
     """A role without the GPUs of its minimum takes them from lower priorities at once, instead of after a drain."""
     floor = min(draft.wants.floor[role], draft.outlook.shares(draft.outlook.first)[role].min)
-    missing = floor - draft.holds(role) - draft.freed
+    size = draft.config.roles[role].gpus_per_replica
+    missing = -(-(floor - draft.holds(role)) // size)  # replicas
     if missing <= 0:
         return
-    missing -= sum(map(len, draft.free.values()))
-    missing -= sum(len(r.gpus) for rs in draft.leaving.values() for r in rs.values() if r.phase is Phase.RELEASING)
+    releasing = per_node(r for rs in draft.leaving.values() for r in rs.values() if r.phase is Phase.RELEASING)
+    room = Counter({node: len(slots) for node, slots in draft.free.items()}) + releasing + draft.killed
     mine = per_node(draft.active[role].values())
+    for _ in range(missing):
+        victims = {node: _hostages(draft, role, node, size - room[node]) for node in draft.free}
+        possible = [node for node in draft.free if room[node] + sum(len(r.gpus) for r in victims[node]) >= size]
+        if not possible:
+            draft.say(f"{role} is below its minimum, and no node can give it {size} GPUs at once")
+            return
+        node = min(possible, key=lambda n: (sum(1 + _at_risk(draft, r) for r in victims[n]), mine[n], n))
+        for victim in victims[node]:
+            draft.kill(victim, f"{role} is below its minimum of {floor} GPUs")
+            draft.killed[node] += len(victim.gpus)
+            room[node] += len(victim.gpus)
+        room[node] -= size
+        draft.killed[node] -= size  # promised: the next role in need does not count on it
+        mine[node] += size
+
+
+def _hostages(draft: Draft, role: str, node: str, missing: int) -> list[Replica]:
+    """Replicas of lower priority on a node that free so many GPUs, the cheapest first; all there are if too few."""
+    chosen: list[Replica] = []
     for lower in reversed(draft.config.ranked[draft.config.ranked.index(role) + 1 :]):
-        replicas = [*draft.leaving[lower].values(), *draft.coming[lower].values(), *draft.active[lower].values()]
-        replicas = [r for r in replicas if r.phase is not Phase.RELEASING and r.name not in draft.handled]
-        while missing > 0 and replicas:
-            victim = min(replicas, key=lambda r: (_at_risk(draft, r), mine[r.gpus[0].node], r.name))
-            replicas.remove(victim)
-            if victim.phase in LEAVING or draft.holds(lower) - len(victim.gpus) >= draft.wants.floor[lower]:
-                draft.kill(victim, f"{role} is below its minimum of {floor} GPUs")
-                draft.freed += len(victim.gpus)
-                missing -= len(victim.gpus)
-                mine[victim.gpus[0].node] += len(victim.gpus)  # the newcomers spread over the nodes that give
+        groups = (draft.leaving[lower], draft.coming[lower], draft.active[lower])
+        here = [r for group in groups for r in group.values() if {g.node for g in r.gpus} == {node}]
+        spare = draft.holds(lower) - draft.wants.floor[lower]
+        for replica in sorted(here, key=lambda r: (_at_risk(draft, r), r.name)):
+            is_leaving = replica.phase in LEAVING
+            if missing <= 0 or replica.phase is Phase.RELEASING or replica.name in draft.handled:
+                continue
+            if is_leaving or spare >= len(replica.gpus):
+                chosen.append(replica)
+                missing -= len(replica.gpus)
+                spare -= 0 if is_leaving else len(replica.gpus)
+    return chosen
 
 
 def is_thin(config: PoolConfig, role: str, wanted: Wants, replicas: Sequence[Replica], num_nodes: int) -> bool:
@@ -85,6 +113,12 @@ def is_thin(config: PoolConfig, role: str, wanted: Wants, replicas: Sequence[Rep
     is_at_risk = size - max(held.values()) < floor
     can_shrink = sum(min(n, cap) for n in held.values()) >= enough
     return is_at_risk or (size > max(wanted.want[role], enough) and not can_shrink)
+
+
+def _num_of_jobs(draft: Draft, role: str) -> int:
+    """GPUs of the jobs of a role."""
+    replicas = (*draft.coming[role].values(), *draft.active[role].values())
+    return sum(len(r.gpus) for r in replicas if r.job is not None)
 
 
 def _would_be_thin(draft: Draft, role: str, leaver: Replica) -> bool:
@@ -179,23 +213,30 @@ def _cap(draft: Draft, role: str, size: int) -> int:
 
 
 def _make_room(draft: Draft, role: str, size: int) -> None:
-    """There are free GPUs, but not where the role can use them: replicas of lower priority move there."""
+    """There are free GPUs, but not where the role can use them: replicas of lower priority move there.
+
+    What is free on the node that was chosen is kept for the role, or those that move would come back to it.
+    """
     num_free = sum(map(len, draft.free.values()))
-    if num_free < size:
-        return
     held = per_node((*draft.active[role].values(), *draft.coming[role].values()))
     cap = _cap(draft, role, size) if draft.config.roles[role].is_protected else size + max(held.values(), default=0)
     leaving = per_node(r for rs in draft.leaving.values() for r in rs.values()) + draft.draining
     lower = draft.config.ranked[draft.config.ranked.index(role) + 1 :]
-    movable = [r for n in reversed(lower) for r in draft.active[n].values() if r.job is None]
-    for node in sorted(draft.free, key=lambda n: (size - len(draft.free[n]) - leaving[n], n)):
-        missing = size - len(draft.free[node]) - leaving[node]
+    movable = [r for n in reversed(lower) for r in draft.active[n].values() if r.job is None and _has_dwelt(draft, r)]
+    missing = {n: size - len(slots) - leaving[n] for n, slots in draft.free.items() if held[n] + size <= cap}
+    for node in sorted(missing, key=lambda n: (missing[n], n)):
         movers = [r for r in movable if {g.node for g in r.gpus} == {node} and keeps_minimum(draft, r.role, r)]
-        if held[node] + size > cap or sum(len(r.gpus) for r in movers) < missing:
+        if missing[node] > 0 and (num_free < size or sum(len(r.gpus) for r in movers) < missing[node]):
             continue
-        for mover in sorted(movers, key=lambda r: (len(r.gpus) < missing, _at_risk(draft, r), r.name)):
-            if missing > 0:
+        for mover in sorted(movers, key=lambda r: (len(r.gpus) < missing[node], _at_risk(draft, r), r.name)):
+            if missing[node] > 0:
                 drain(draft, mover, f"{role} needs GPUs on {node}, others are free")
-                missing -= len(mover.gpus)
+                missing[node] -= len(mover.gpus)
+        draft.free[node] = []
         return
-    draft.say(f"{role} waits: {num_free} GPUs are free, but not {size} on a node that it may use")
+    if num_free >= size:
+        draft.say(f"{role} waits: {num_free} GPUs are free, but not {size} on a node that it may use")
+
+
+def _has_dwelt(draft: Draft, replica: Replica) -> bool:
+    return draft.observed.monotonic - replica.acquired >= draft.config.transition.min_dwell

@@ -23,7 +23,7 @@ from vla_rlaif.pool.lease import FileLease, Lease
 from vla_rlaif.pool.live_clock import LiveClock
 from vla_rlaif.pool.observe import Seen
 from vla_rlaif.pool.planner import plan
-from vla_rlaif.pool.ray_pool import CONNECTION_ERRORS, RayPool, SupersededError
+from vla_rlaif.pool.ray_pool import CALL_ERROR, RayPool, SupersededError
 from vla_rlaif.pool.record import Record
 from vla_rlaif.pool.state import Phase
 from vla_rlaif.pool.store import PoolStore
@@ -76,7 +76,7 @@ class Scheduler:
                 except SupersededError as error:
                     self._lose(str(error))
                     pause = self._pace.poll_s
-                except CONNECTION_ERRORS as error:  # Ray did not answer in time: look again
+                except CALL_ERROR as error:
                     self._say(f"{type(error).__name__}: {error}")
                     pause = self._pace.poll_s
         finally:
@@ -113,7 +113,7 @@ class Scheduler:
     def _pause(self, seen: Seen, planned: Plan, now: Micros) -> float:
         is_calm = not planned.actions and all(r.phase is Phase.ACTIVE for r in seen.observed.replicas)
         longest = min(self._pace.idle_s if is_calm else self._pace.poll_s, self._pace.lease_s / 3)
-        return max(0.0, min(longest, self._clock.seconds(planned.next_wakeup - now)))
+        return min(longest, max(self._pace.poll_s / 5, self._clock.seconds(planned.next_wakeup - now)))
 
     def _take_over(self, lease: Lease, now: Micros) -> Record:
         """The record goes on: this scheduler's own, unless another one had the lease in between."""

@@ -46,7 +46,7 @@ class RunVerb:
     poll_s: float = 1.0  # between looks while something changes
     idle_s: float = 5.0  # while nothing does
     lease_s: float = 15.0  # a scheduler that is not heard of for so long is replaced
-    fake_gpus: bool = False  # rehearse without GPUs: Ray's are numbers, training sees the CPU as so many devices
+    fake_gpus: bool = False  # rehearse without GPUs: Ray's are numbers, training sees the CPU as a device a replica
     speed: float = 1.0  # of a rehearsal: pool seconds in a second
     at: str | None = None  # start of a rehearsal, e.g. 2026-11-02T21:00
 

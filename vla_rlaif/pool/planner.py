@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from vla_rlaif.pool.actions import Plan, Violation
 from vla_rlaif.pool.admission import admit_jobs
 from vla_rlaif.pool.calendar import Timeline
-from vla_rlaif.pool.clock import HOUR, MINUTE, SECOND, Micros, format_duration
+from vla_rlaif.pool.clock import HOUR, MINUTE, Micros, format_duration
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.draft import Draft
 from vla_rlaif.pool.goals import Outlook, Wants, wants
@@ -191,4 +191,3 @@ def _report(draft: Draft) -> None:
         else:
             reason = f"{draft.holds(role) - active} GPUs are on their way"
         draft.violations.append(Violation(role=role, minimum=share.min, active=active, reason=reason))
-        draft.wake_in(SECOND)

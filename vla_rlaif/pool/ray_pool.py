@@ -35,6 +35,7 @@ NAMESPACE = "vla_rlaif_pool"
 CALL_S = 5.0  # what is not answered by then is asked again by the next plan
 START_S = 60.0  # for the board, whose actor may have to start
 NICE = 10  # of what trains and collects: robots wait for nobody
+CALL_ERROR = RayError  # what a call raises whose answer does not come: the next look tries again
 THREADS = 8  # of an actor: it answers while it carries something out
 
 
@@ -154,7 +155,7 @@ class RayPool:
             ray.wait(given, num_returns=len(given), timeout=CALL_S)
         for answer in given:
             try:
-                _obey(_get(answer, 0))
+                _obey(_get(answer, 0.0))
             except (RayActorError, GetTimeoutError):
                 continue
 
@@ -210,7 +211,7 @@ class RayPool:
     def _hear(self, name: str, answer: Any) -> Heard:
         now = time.monotonic()
         try:
-            status = _get(answer, 0)
+            status = _get(answer, 0.0)
         except (ActorUnavailableError, GetTimeoutError):
             if name not in self._last:
                 return Heard()
@@ -256,6 +257,3 @@ def _get(answer: Any, timeout_s: float) -> Any:
 def _obey(answer: Answer) -> None:
     if answer == "fenced":
         raise SupersededError("another scheduler has the lease.")
-
-
-CONNECTION_ERRORS = (RayError, GetTimeoutError)  # of a call: the next look tries again

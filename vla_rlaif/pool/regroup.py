@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vla_rlaif.pool.replica import Halt, Launch, Leave, Order, Status
 from vla_rlaif.pool.state import COMING, Phase
+from vla_rlaif.pool.work import Division
 
 BACKOFF_S = (0.0, 5.0, 30.0, 120.0)  # before a process that failed is started again
 STARTING = tuple(phase for phase in COMING if phase is not Phase.WARM)  # a warm one may wait for its window
@@ -20,8 +21,7 @@ STARTING = tuple(phase for phase in COMING if phase is not Phase.WARM)  # a warm
 class Spread:
     """How a run may be shared out over GPUs."""
 
-    fits: Callable[[int], bool]  # so many GPUs can be used
-    micro_batches: Callable[[int], int]  # that keep the global batch on so many
+    divide: Callable[[int], Division | None]  # over so many GPUs; None: not over so many
     across_nodes: bool  # one process uses GPUs of several nodes: only where GPUs are numbers
 
 
@@ -61,7 +61,7 @@ def _team(active: Sequence[Status], used: set[str], spread: Spread) -> list[Stat
         first = team[0].claim.gpus[0].node
         node = max(nodes, key=lambda name: (nodes[name], name == first))
         team = [s for s in team if s.claim.gpus[0].node == node]
-    while team and not spread.fits(sum(len(s.claim.gpus) for s in team)):
+    while team and spread.divide(_num_gpus(team)) is None:
         team.pop()
     return sorted(team, key=lambda s: s.claim.replica)
 
@@ -74,14 +74,19 @@ def _may_start(leader: Status) -> bool:
     return last.ended_s >= BACKOFF_S[min(last.num_failures, len(BACKOFF_S) - 1)]
 
 
+def _num_gpus(team: Sequence[Status]) -> int:
+    return sum(len(s.claim.gpus) for s in team)
+
+
 def _launch(team: Sequence[Status], spread: Spread) -> Launch:
-    leader, num_gpus = team[0], sum(len(s.claim.gpus) for s in team)
+    leader, division = team[0], spread.divide(_num_gpus(team))
+    assert division is not None, "a team is one that the run can be divided over"
     on_node = [s for s in team if s.claim.gpus[0].node == leader.claim.gpus[0].node]
     return Launch(
         replica=leader.claim.replica,
         serial=1 + max((run.serial for run in leader.report.runs), default=0),
         members=tuple(s.claim.replica for s in team),
-        devices=num_gpus,
+        devices=division.devices,
         visible=tuple(sorted(i for s in on_node for i in s.gpu_ids)),
-        micro_batches=spread.micro_batches(num_gpus),
+        micro_batches=division.micro_batches,
     )

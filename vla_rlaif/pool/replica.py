@@ -27,7 +27,7 @@ class Launch:
     replica: str
     serial: int  # counts the launches of this leader
     members: tuple[str, ...]
-    devices: int  # GPUs
+    devices: int
     visible: tuple[int, ...]  # their indices on the leader's node
     micro_batches: int
 

@@ -11,6 +11,7 @@ from vla_rlaif.pool.clock import DAY, SECOND, Micros
 from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.history import Recorder
 from vla_rlaif.pool.ledger import Ledger, State
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.planner import plan
 from vla_rlaif.pool.staleness import Bucket, Use
 from vla_rlaif.pool.trace import (
@@ -26,7 +27,7 @@ from vla_rlaif.pool.trace import (
     WeightSync,
     check_events,
 )
-from vla_rlaif.pool.world import Physics, World
+from vla_rlaif.pool.world import World
 
 MAX_P99_MS = 10_000.0  # an overloaded server has no latency; it has this one
 
@@ -156,10 +157,13 @@ class _Run:
             planned = self._ask()
             for action in planned.actions:
                 self._world.apply(action, self._now)
-            while self._heap and isinstance(self._heap[0][2], _StepOver):
-                event = heapq.heappop(self._heap)[2]
-                assert isinstance(event, _StepOver)
-                self._world.finish(event.replica, event.since, self._now)
+            steps = [
+                event for _, _, event in sorted(self._heap, key=lambda item: item[:2]) if isinstance(event, _StepOver)
+            ]
+            self._heap = [item for item in self._heap if not isinstance(item[2], _StepOver)]
+            heapq.heapify(self._heap)
+            for step in steps:
+                self._world.finish(step.replica, step.since, self._now)
         self._accounts.begin(planned)
         self.result.ledger.handovers.clear()
         self._world.recorder = Recorder()

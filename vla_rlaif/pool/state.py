@@ -76,6 +76,7 @@ class Job:
     one_node: bool = False  # all its GPUs must be on one node
     eta: Micros | None = None  # the answer of the last Reject
     is_answered: bool = False  # whether there was one
+    answers: int = 0  # how many there were
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

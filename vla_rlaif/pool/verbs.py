@@ -23,12 +23,12 @@ from vla_rlaif.pool.config import PoolConfig
 from vla_rlaif.pool.goals import Outlook
 from vla_rlaif.pool.history import History, Leads, Recorder
 from vla_rlaif.pool.live_verbs import LIVE_VERBS
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.simulate import Simulation, simulate
 from vla_rlaif.pool.staleness import forecast
 from vla_rlaif.pool.store import PoolStore, check_override, minimum_conflicts
 from vla_rlaif.pool.times import parse_wall_time
 from vla_rlaif.pool.trace import Timed, node_failures, node_names, read_trace, write_trace
-from vla_rlaif.pool.world import Physics
 
 ConfigFile = tyro.conf.Positional[Path]
 STORE = "pool.sqlite"  # in the pool's state_dir

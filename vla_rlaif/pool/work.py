@@ -23,7 +23,7 @@ class Work:
     state_dir: Path  # of the pool
     serve: ServeSettings
     tokens: tuple[str, ...] = ()  # of the robots
-    fake_gpus: bool = False  # GPUs are numbers only: training shows the CPU as so many devices
+    fake_gpus: bool = False  # GPUs are numbers only: training shows the CPU as a device for each replica
 
     @property
     def audit(self) -> Path:
@@ -32,6 +32,14 @@ class Work:
     @property
     def endpoints(self) -> Path:
         return self.state_dir / "endpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """A training run over some GPUs: the global batch is the same over any number."""
+
+    devices: int
+    micro_batches: int  # of a minibatch, one after the other
 
 
 def kind_of(role: Role) -> Kind:
@@ -50,24 +58,28 @@ def check_work(config: PoolConfig, work: Work) -> None:
             )
         if kind == "rollout" and names and work.run.loop.stored is None:
             raise ValueError(f"role {names[0]} collects groups, and the run has no place for them: set loop.stored.")
+    if work.serve.port:
+        raise ValueError(f"port {work.serve.port} cannot be had by every server of a node; leave it 0, robots read it.")
     for name, role in config.roles.items():
         if kind_of(role) == "train":
-            _check_batch(config, name, role, work)
+            _check_sizes(config, name, role, work)
 
 
-def micro_batches(run: RunConfig, role: Role, num_gpus: int) -> int:
-    """That keep the global batch on so many GPUs."""
-    return run.learner.micro_batches if role.global_batch is None else role.accumulation(num_gpus)
+def divide(work: Work, role: Role, num_gpus: int) -> Division | None:
+    """How the run runs on so many GPUs; None: they cannot share its minibatch evenly."""
+    if not role.allows(num_gpus):
+        return None
+    run = work.run
+    devices = num_gpus // role.gpus_per_replica if work.fake_gpus else num_gpus
+    micro_batches = run.learner.micro_batches if role.global_batch is None else role.accumulation(num_gpus)
+    if run.learner.minibatch % (devices * micro_batches):
+        return None
+    return Division(devices=devices, micro_batches=micro_batches)
 
 
-def fits(run: RunConfig, role: Role, num_gpus: int) -> bool:
-    """Whether the minibatch can be shared out evenly over so many GPUs."""
-    return role.allows(num_gpus) and run.learner.minibatch % (num_gpus * micro_batches(run, role, num_gpus)) == 0
-
-
-def _check_batch(config: PoolConfig, name: str, role: Role, work: Work) -> None:
-    """Every size that the calendar gives the training role must be one that the run can be shared out over."""
-    run, node_size = work.run, config.pool.gpus_per_node
+def _check_sizes(config: PoolConfig, name: str, role: Role, work: Work) -> None:
+    """Every size that the calendar gives the training role must be one that the run can be divided over."""
+    node_size = config.pool.gpus_per_node
     sizes = {n for shares in config.shares.values() if name in shares for n in _sizes(shares[name])}
     for num_gpus in sorted(sizes - {0}):
         if num_gpus > node_size and not work.fake_gpus:
@@ -75,11 +87,10 @@ def _check_batch(config: PoolConfig, name: str, role: Role, work: Work) -> None:
                 f"{name} gets {num_gpus} GPUs, and a run is one process on one node, which has {node_size}: "
                 f"give {name} at most {node_size}."
             )
-        if not fits(run, role, num_gpus):
-            parts = num_gpus * micro_batches(run, role, num_gpus)
+        if divide(work, role, num_gpus) is None:
             raise ValueError(
-                f"{name} on {num_gpus} GPUs needs a learner.minibatch that splits into {parts} parts, got "
-                f"{run.learner.minibatch}; use a multiple."
+                f"{name} on {num_gpus} GPUs cannot share learner.minibatch {work.run.learner.minibatch} evenly; "
+                "use a multiple of the GPUs times their micro-batches."
             )
 
 

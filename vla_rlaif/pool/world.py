@@ -1,33 +1,19 @@
 """Simulated GPUs: applies actions, and says when each step is over. Knows no calendar and decides nothing."""
 
-import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vla_rlaif.pool.actions import Acquire, Action, Admit, Checkpoint, Drain, Reject, Release, Sync, Warm
-from vla_rlaif.pool.clock import HOUR, MINUTE, SECOND, Micros
+from vla_rlaif.pool.clock import MINUTE, Micros
 from vla_rlaif.pool.config import PoolConfig
-from vla_rlaif.pool.history import COLD, Recorder, Step, expected
+from vla_rlaif.pool.history import Recorder, Step
 from vla_rlaif.pool.ledger import DEAD, IDLE, NOBODY, STATES, Handover, Ledger, State
+from vla_rlaif.pool.physics import Physics
 from vla_rlaif.pool.state import COMING, Gpu, Job, Node, Observed, Phase, Replica
 from vla_rlaif.pool.trace import JobSubmitted, node_names
 
 SHORT_IDLE = MINUTE  # GPUs that were free for longer were not handed over, but found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Physics:
-    """How the simulated pool behaves. The same seed gives the same steps the same durations in every run."""
-
-    seed: int = 0
-    duration: tuple[float, float] = (0.5, 1.0)  # of every step: uniform between these shares of the declared one
-    slow_checkpoints: float = 0.0  # share that takes ``slow_factor`` times as long
-    slow_factor: float = 5.0
-    failed_checkpoints: float = 0.0  # share that fails or reads back corrupt
-    checkpoint_every: Micros = HOUR  # of training, on its own
-    poll: Micros = SECOND  # the scheduler looks at most so often
-    service_ms: float = 20.0  # p99 latency without load
 
 
 STEP_OF: dict[Phase, tuple[Step, Phase]] = {
@@ -83,8 +69,10 @@ class World:
             case Acquire():
                 self._acquire(action, now)
             case Reject():
+                old = self._jobs[action.job]
+                self._jobs[action.job] = replace(old, eta=action.eta, is_answered=True, answers=old.answers + 1)
                 if action.job in self.jobs:
-                    self.jobs[action.job] = replace(self.jobs[action.job], eta=action.eta, is_answered=True)
+                    self.jobs[action.job] = self._jobs[action.job]
             case Warm():
                 self._enter(action.replica, Phase.WARMING, now)
             case Sync(abort=False):
@@ -118,7 +106,7 @@ class World:
             return True
         step, phase = STEP_OF[replica.phase]
         self.recorder.add(replica.role, step, now - since)
-        if phase is Phase.SAVED and self._draw(replica, "fails") < self.physics.failed_checkpoints:
+        if phase is Phase.SAVED and self.physics.fails(self.config.roles[replica.role], replica):
             self._put(replace(replica, phase=Phase.UNSAVED, since=now, attempts=replica.attempts + 1))
             return True
         saved = since if phase is Phase.SAVED else replica.saved
@@ -213,7 +201,7 @@ class World:
         if replica.phase is Phase.SYNCING:
             self._put(replace(replica, phase=Phase.WARM, since=now, version=None, attempts=replica.attempts + 1))
         else:
-            self.replicas[name] = replace(replica, syncing_since=None)
+            self.replicas[name] = replace(replica, syncing_since=None, attempts=replica.attempts + 1)
 
     def _release(self, action: Release, now: Micros) -> None:
         replica = self.replicas[action.replica]
@@ -256,22 +244,7 @@ class World:
 
     def _schedule(self, replica: Replica, now: Micros) -> None:
         step: Step = "release" if replica.phase is Phase.RELEASING else STEP_OF[replica.phase][0]
-        low, high = self.physics.duration
-        share = low + (high - low) * self._draw(replica, step)
-        if step == "checkpoint" and self._draw(replica, "slow") < self.physics.slow_checkpoints:
-            share *= self.physics.slow_factor
-        duration = expected(COLD, replica.role, self.config.roles[replica.role], step)
-        self._after(now + round(share * duration), replica.name, now)
-
-    def _draw(self, replica: Replica, what: str) -> float:
-        """Uniform in [0, 1), fixed by the seed, the step and who takes it.
-
-        The replicas of a training run take a step together if they begin it together: they stop at one update and write
-        one checkpoint. All others are on their own.
-        """
-        is_run = self.config.roles[replica.role].checkpoints and replica.job is None
-        who = f"{replica.role}@{replica.since}" if is_run else replica.name
-        return random.Random(f"{self.physics.seed}:{who}:{what}:{replica.attempts}").random()
+        self._after(now + self.physics.takes(self.config.roles[replica.role], replica, step), replica.name, now)
 
     def _put(self, new: Replica) -> None:
         """Replace a replica none of whose GPUs changed their health."""
