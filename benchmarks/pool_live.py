@@ -32,11 +32,15 @@ from vla_rlaif.config import load_config
 from vla_rlaif.dataset import num_shards, read_shard
 from vla_rlaif.metrics import read_metrics
 from vla_rlaif.pool.archive import Archive
+from vla_rlaif.pool.calendar import shares_of
 from vla_rlaif.pool.checks import load_pool
 from vla_rlaif.pool.clock import HOUR, format_duration
 from vla_rlaif.pool.committed import committed_step
+from vla_rlaif.pool.config import PoolConfig
+from vla_rlaif.pool.ledger import Ledger
 from vla_rlaif.pool.live_clock import start_clock
 from vla_rlaif.pool.replica import read_audit
+from vla_rlaif.pool.simulate import Simulation
 from vla_rlaif.pool.store import PoolStore
 
 WAIT_S = 60.0  # for a standby to take over
@@ -168,7 +172,7 @@ def serving(robots: Robots, watcher: Watcher) -> dict[str, Any]:
     }
 
 
-def bookkeeping(state_dir: Path, config: Any, picture: Path | None) -> dict[str, Any]:
+def bookkeeping(state_dir: Path, config: PoolConfig, picture: Path | None) -> dict[str, Any]:
     """Of the ledger and the audit."""
     sim = Archive(state_dir).history(config)
     ledger = sim.ledger
@@ -186,12 +190,28 @@ def bookkeeping(state_dir: Path, config: Any, picture: Path | None) -> dict[str,
         "ledger_exact": ledger.total == config.pool.num_gpus * (ledger.now - ledger.start),
         "useful_share": round(ledger.useful_share, 4),
         "unseen_gpu_hours": round(sum(n for (_, _, s), n in ledger.spent.items() if s == "unseen") / HOUR, 2),
-        "seconds_below_min": {role: round(n / 1e6, 1) for role, n in ledger.below.items()},
+        "seconds_below_min (pool time)": {role: round(n / 1e6, 1) for role, n in ledger.below.items()},
+        "of them after all stood for the first time": below_once_up(sim, config),
         "forced_ends": dict(ledger.kills),
         "handover_p50_p95 (pool time)": [None if h is None else format_duration(h) for h in handovers],
         "lateness (pool time)": late,
         "breaches": [f"{b.role} {b.active}/{b.minimum} for {format_duration(b.end - b.start)}" for b in sim.breaches],
     }
+
+
+def below_once_up(sim: Simulation, config: PoolConfig) -> dict[str, float]:
+    """Pool seconds below the minimum by role, not counting the pool's start from nothing."""
+    ends = [at for at, _ in sim.series[1:]] + [sim.end]
+    ledger: Ledger | None = None
+    for (at, counts), end in zip(sim.series, ends, strict=True):
+        for interval in sim.timeline.between(at, end):
+            minimums = {role: share.min for role, share in shares_of(config, interval).items()}
+            if ledger is None and all(counts.get((role, "active"), 0) >= n for role, n in minimums.items()):
+                ledger = Ledger(start=max(at, interval.start), num_gpus=config.pool.num_gpus)
+            if ledger is not None:
+                ledger.advance(min(end, interval.end), window=interval.window, held=counts, minimums=minimums)
+    assert ledger is not None, "the minimums were never reached"
+    return {role: round(n / 1e6, 1) for role, n in ledger.below.items()}
 
 
 def out_of_order(state_dir: Path) -> int:

@@ -113,7 +113,7 @@ def roles(unit: float, sizes: dict[str, int], *, num_chunks: int) -> dict[str, A
 
 
 def run_of(size: str, folder: Path, unit_s: float, *, staleness: int) -> dict[str, Any]:
-    steps, pause = {"small": (120, 0.07), "hourly": (400, 0.07), "factory": (5000, 0.25)}[size]
+    steps, pause = {"small": (120, 0.07), "hourly": (80, 0.07), "factory": (5000, 0.25)}[size]
     os.environ["POOL_REHEARSAL_PAUSE_S"] = str(pause * unit_s)  # of a step; the trainers inherit it
     return {
         "name": "rehearsal",

@@ -1,7 +1,8 @@
 """Pools for tests: the factory's, a small one, and a bench on which a test decides when each step ends."""
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 
 from vla_rlaif.pool.actions import Action, Plan
 from vla_rlaif.pool.calendar import Override, Timeline, around
-from vla_rlaif.pool.clock import DAY, Micros, resolve, zone_of
+from vla_rlaif.pool.clock import DAY, HOUR, Micros, resolve, zone_of
 from vla_rlaif.pool.config import PoolConfig, parse_pool
 from vla_rlaif.pool.history import COLD, History
 from vla_rlaif.pool.ledger import Ledger
@@ -136,3 +137,19 @@ def kinds(actions: tuple[Action, ...]) -> dict[str, int]:
         kind = type(action).__name__
         counts[kind] = counts.get(kind, 0) + 1
     return counts
+
+
+MORNING, EVENING = at("2026-11-03T06:00"), at("2026-11-03T22:00")
+
+
+def bench(before: Micros, boundary: Micros = MORNING, config: PoolConfig | None = None) -> Bench:
+    """A settled pool, some time before a boundary, on which everything has run for an hour."""
+    start = Bench(config or factory(), boundary - before - HOUR)
+    start.settle()
+    start.pass_time(HOUR)
+    return start
+
+
+def spread(replicas: Sequence[Replica]) -> int:
+    """The most replicas that share a node."""
+    return max(Counter(r.gpus[0].node for r in replicas).values())

@@ -39,7 +39,8 @@ class Executor:
         heard = self._pool.listen(token, entries)
         trains = {name for name, role in config.roles.items() if kind_of(role) == "train"}
         answers = [h.status for h in heard.values() if h.status is not None and not h.is_lost]
-        leaves = leavers([status for status in answers if status.claim.role in trains])
+        left = leavers([status for status in answers if status.claim.role in trains])
+        leaves = [leave for leave in left if entries[leave.replica].leaving_s is None]
         if leaves:
             self._pool.order(token, [(entries[leave.replica].claim, leave) for leave in leaves])
             heard = self._pool.listen(token, entries)
