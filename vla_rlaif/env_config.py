@@ -1,10 +1,11 @@
 """The env section of a run."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from vla_rlaif.config_base import Model, Positive
+from vla_rlaif.config_base import Fraction, Model, Positive
 
 
 class TabletopConfig(Model):
@@ -45,4 +46,100 @@ class CustomEnvConfig(Model):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-EnvConfig = TabletopConfig | PointReachConfig | CustomEnvConfig
+class ProcessEnvConfig(Model):
+    """What all envs share that are played in worker processes."""
+
+    num_envs: Positive = 16
+    workers: Positive = 2  # processes that share the envs
+    image_size: Annotated[int, Field(ge=16)] = 64  # pixels
+    chunk: Positive = 4  # actions executed per decision
+    max_steps: Positive = 100  # env steps per episode
+    renderer: Literal["egl", "osmesa"] = "egl"
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0  # for one step, reset or frame; then the worker is replaced
+    interpreter: Path | None = None  # Python that has the suite; null: this one
+    interpreter_path: tuple[str, ...] = ()  # folders that it imports from besides its own
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ProcessEnvConfig":
+        if self.max_steps % self.chunk:
+            raise ValueError(f"max_steps {self.max_steps} is not a multiple of chunk {self.chunk}.")
+        if self.interpreter_path and self.interpreter is None:
+            raise ValueError("interpreter_path is for another interpreter; this one uses its own import path.")
+        return self
+
+
+class RandomizeConfig(Model):
+    """Domain randomisation, drawn by the start seed: half-widths of uniform ranges, 0 is off."""
+
+    lighting: Fraction = 0.0  # relative brightness of every light
+    texture: Fraction = 0.0  # relative tint of every colour
+    camera: Annotated[float, Field(ge=0)] = 0.0  # metres, and radians about each axis
+    mass: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every body
+    friction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every geom
+
+
+class MetaWorldConfig(ProcessEnvConfig):
+    """Meta-World: a Sawyer arm and 50 tasks, 4-D actions. Needs the extra `suites`."""
+
+    type: Literal["metaworld"] = "metaworld"
+    tasks: tuple[str, ...] = ("reach-v3",)  # of the suite, or MT10 or MT50 for all of theirs
+    cameras: tuple[str, ...] = ("corner2",)  # topview, corner, corner2, corner3, behindGripper, gripperPOV, lerobot
+    fast_render: bool = True  # no shadows, no multisampling
+    randomize: RandomizeConfig = RandomizeConfig()
+    max_steps: Annotated[int, Field(gt=0, le=500)] = 200  # the suite ends at 500
+
+    @model_validator(mode="after")
+    def _one_corner2(self) -> "MetaWorldConfig":
+        if not self.tasks or not self.cameras:
+            raise ValueError(f"tasks {self.tasks} and cameras {self.cameras}: name at least one of each.")
+        if {"corner2", "lerobot"} <= set(self.cameras):
+            raise ValueError("camera lerobot is corner2, moved to where LeRobot has it; name one of the two.")
+        return self
+
+
+class LiberoConfig(ProcessEnvConfig):
+    """LIBERO: a Panda arm, four suites of ten tasks, 7-D actions. `make env-libero` builds an interpreter for it."""
+
+    type: Literal["libero"] = "libero"
+    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10"] = "libero_spatial"
+    tasks: tuple[Annotated[int, Field(ge=0, le=9)], ...] = (0,)  # of the suite
+    cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
+    turned: bool = True  # the suite's upside-down images after half a turn, as checkpoints were trained; else upright
+    settle_steps: Annotated[int, Field(ge=0)] = 10  # env steps before an episode begins
+    fast_render: bool = True  # no shadows, no multisampling
+    image_size: Annotated[int, Field(ge=16)] = 128
+    max_steps: Positive = 220
+    chunk: Positive = 10
+    timeout_s: Annotated[float, Field(gt=0)] = 300.0  # building a scene takes up to a minute on a busy machine
+
+
+class GymnasiumConfig(ProcessEnvConfig):
+    """Any gymnasium env with bounded continuous actions, by a mapping of its keys."""
+
+    type: Literal["gymnasium"] = "gymnasium"
+    id: str | None = None  # of gymnasium's registry
+    factory: str | None = None  # or a callable `package.module:name` that returns the env
+    module: str | None = None  # imported first: the package that registers the id
+    options: dict[str, Any] = Field(default_factory=dict)  # of gymnasium.make, or of the factory
+    cameras: dict[str, str]  # our name: key of the observation ("pixels/top" where it is nested), or "render"
+    state: tuple[str, ...]  # keys of the observation, joined in this order; "observation" if it is no dict
+    success: str = "is_success"  # key of info, or "terminated"
+    progress: str | None = None  # key of info, or "reward": within [-1, 1]. For oracle labels
+    instructions: tuple[str, ...]  # every sentence that the env can say
+    instruction_key: str | None = None  # key of info that says it; needed with several instructions
+    seed_bits: Literal[32, 52] = 52  # 32 for suites that use NumPy's old generators
+
+    @model_validator(mode="after")
+    def _names_one_env(self) -> "GymnasiumConfig":
+        if (self.id is None) == (self.factory is None):
+            raise ValueError(f"name an id or a factory, one of them (got id {self.id!r}, factory {self.factory!r}).")
+        if not (self.cameras and self.state and self.instructions):
+            raise ValueError("cameras, state and instructions must not be empty.")
+        if len(self.instructions) > 1 and self.instruction_key is None:
+            raise ValueError(
+                f"{len(self.instructions)} instructions need instruction_key, the key of info that says it."
+            )
+        return self
+
+
+EnvConfig = TabletopConfig | PointReachConfig | MetaWorldConfig | LiberoConfig | GymnasiumConfig | CustomEnvConfig

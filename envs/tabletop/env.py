@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from vla_rlaif.envs.tabletop import rotations
 from vla_rlaif.envs.tabletop.expert import expert_action
-from vla_rlaif.envs.tabletop.physics import Physics
+from vla_rlaif.envs.tabletop.physics import FPS, Physics
 from vla_rlaif.envs.tabletop.ray_render import RayRenderer
 from vla_rlaif.envs.tabletop.render import RENDERERS, GLRenderer, Renderer
 from vla_rlaif.envs.tabletop.scene import CAMERAS, load_model
@@ -76,6 +76,7 @@ class Tabletop:
             chunk=chunk,
             max_decisions=-(-max_steps // chunk),
             instructions=self._task.instructions,
+            fps=FPS,
         )
         model = load_model(image_size)
         self._renderer = _make_renderer(model, image_size, renderer, render_threads)

@@ -3,19 +3,17 @@
 A context belongs to one thread: it is made, used and freed there. Axes as in render.py.
 """
 
-import importlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
 
 import mujoco
 import numpy as np
 from jaxtyping import Float, UInt8
 
-_PACKAGES = {"egl": "libegl1 libgl1", "osmesa": "libosmesa6"}
+from vla_rlaif.envs.gl import make_context
+
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
@@ -23,7 +21,7 @@ class GLCanvas:
     """Draws one member at a time."""
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], image_size: int, backend: str) -> None:
-        self._gl = _make_context(backend, image_size)
+        self._gl = make_context(backend, image_size)
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -94,26 +92,3 @@ def _fixed_camera(camera_id: int) -> mujoco.MjvCamera:
     camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
     camera.fixedcamid = camera_id
     return camera
-
-
-def _make_context(backend: str, image_size: int) -> Any:
-    """A context that is not current yet.
-
-    mujoco.GLContext would take the backend from MUJOCO_GL as it was when mujoco was imported, so the module is named.
-    """
-    loaded = os.environ.get("PYOPENGL_PLATFORM", backend)  # set by whichever of mujoco.egl and mujoco.osmesa came first
-    if loaded != backend:
-        raise ValueError(
-            f"This process has loaded OpenGL for {loaded!r} and cannot use renderer {backend!r} as well. Start a new "
-            f"process, with MUJOCO_GL and PYOPENGL_PLATFORM unset, or choose renderer: ray."
-        )
-    # Worker threads inside llvmpipe gain nothing on images this small, and deadlock after a fork.
-    os.environ.setdefault("LP_NUM_THREADS", "0")
-    try:
-        context = importlib.import_module(f"mujoco.{backend}").GLContext(image_size, image_size)
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # PyOpenGL reports a missing library as any
-        raise ValueError(
-            f"Renderer {backend!r} does not work on this machine ({type(error).__name__}: {error}). Install its "
-            f"libraries (apt install {_PACKAGES[backend]}), or choose renderer: ray, which needs none."
-        ) from error
-    return context

@@ -3,6 +3,7 @@
 One action a step, reward 1 on success and 0 otherwise. ``register`` makes the ids known; importing does not.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,19 @@ def register() -> None:
     """Make ``gymnasium.make("VlaRlaif/Push-v0")`` and its siblings work. May be called twice."""
     for env_id, task in IDS.items():
         if env_id not in gymnasium.registry:
-            gymnasium.register(env_id, entry_point="vla_rlaif.envs.tabletop.gym_env:TabletopEnv", kwargs={"task": task})
+            gymnasium.register(
+                env_id,
+                entry_point="vla_rlaif.envs.tabletop.gym_env:TabletopEnv",
+                vector_entry_point="vla_rlaif.envs.tabletop.gym_vector:TabletopVectorEnv",
+                kwargs={"task": task},
+            )
+
+
+def single_spaces(image_size: int) -> tuple[gymnasium.Space, gymnasium.Space]:
+    """What one member observes, and its actions."""
+    image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+    state = spaces.Box(-_STATE_BOUND, _STATE_BOUND, dtype=np.float32)
+    return spaces.Dict({**dict.fromkeys(CAMERAS, image), "state": state}), spaces.Box(-1, 1, (ACTION_DIM,), np.float32)
 
 
 class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
@@ -51,10 +64,7 @@ class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             physics_threads=1,
             render_threads=1,
         )
-        image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-        state = spaces.Box(-_STATE_BOUND, _STATE_BOUND, dtype=np.float32)
-        self.observation_space = spaces.Dict({**dict.fromkeys(CAMERAS, image), "state": state})
-        self.action_space = spaces.Box(-1, 1, (ACTION_DIM,), np.float32)
+        self.observation_space, self.action_space = single_spaces(image_size)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -76,6 +86,11 @@ class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     def close(self) -> None:
         self._env.close()
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall seconds spent so far, as in ``Tabletop.seconds``."""
+        return self._env.seconds
 
     def expert(self) -> np.ndarray:
         """The scripted expert's action, float32."""

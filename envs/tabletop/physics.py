@@ -16,6 +16,7 @@ from vla_rlaif.envs.tabletop.scene import COLORS, NUM_ARM_JOINTS
 from vla_rlaif.envs.tabletop.tasks import Task
 
 SUBSTEPS = 10  # of 5 ms: one env step is 50 ms
+FPS = 20  # env steps a second
 _IK_ROUNDS = 2  # the joint targets are solved for twice per env step
 _MAX_MOVE = 0.05  # metres a unit action moves the target
 _MAX_TURN = 0.25  # radians a unit action turns the target

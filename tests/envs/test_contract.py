@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from vla_rlaif.envs.point_reach import PointReach
+from vla_rlaif.envs.processes import ProcessVectorEnv
 from vla_rlaif.envs.tabletop import Tabletop
+from vla_rlaif.envs.worker_process import WorkerSpec
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.types import Transition
 
@@ -21,8 +23,14 @@ def make_tabletop(task: str, renderer: str) -> VectorEnv:
     return Tabletop(task, num_envs=NUM_ENVS, image_size=16, chunk=2, max_steps=6, renderer=renderer, render_threads=1)
 
 
+def make_processes() -> VectorEnv:
+    worker = WorkerSpec(factory="toy_env:Toy", options={}, interpreter=None, extra_path=(), renderer="egl", max_steps=6)
+    return ProcessVectorEnv(worker, num_envs=NUM_ENVS, num_workers=2, chunk=2)
+
+
 MAKERS: dict[str, Callable[[], VectorEnv]] = {
     "point_reach": make_point_reach,
+    "processes": make_processes,
     **{
         f"{task}-{renderer}": lambda task=task, renderer=renderer: make_tabletop(task, renderer)
         for task in ("reach", "push", "pick_place")
