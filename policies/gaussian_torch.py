@@ -13,9 +13,10 @@ from jaxtyping import Float, Int, UInt32
 
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.policy_config import GaussianConfig
+from vla_rlaif.torch_weights import from_array, load_strictly, named_tensors
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
-Params = Mapping[str, torch.Tensor]
+Inputs = Mapping[str, torch.Tensor]
 
 
 class GaussianTorch:
@@ -26,7 +27,7 @@ class GaussianTorch:
         self.config, self.spec = config, spec
         self._version = 0
         self._width = spec.chunk * spec.action_dim
-        self.module = torch.nn.utils.skip_init(torch.nn.Linear, spec.state_dim, self._width)
+        self.module = torch.nn.utils.skip_init(torch.nn.Linear, spec.state_dim, self._width).eval()
         for parameter in self.module.parameters():
             torch.nn.init.zeros_(parameter)
 
@@ -43,11 +44,15 @@ class GaussianTorch:
         return self._version
 
     @property
-    def params(self) -> Params:
-        return dict(self.module.named_parameters())
+    def params(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach() for name, value in named_tensors(self.module).items()}
 
     @property
     def trainable(self) -> frozenset[str]:
+        return frozenset(self.params)
+
+    @property
+    def imitable(self) -> frozenset[str]:
         return frozenset(self.params)
 
     def metadata(self) -> dict[str, Any]:
@@ -55,10 +60,7 @@ class GaussianTorch:
         return {"config": self.config.model_dump(mode="json"), "spec": spec_to_json(self.spec)}
 
     def load(self, weights: Weights, version: int) -> None:
-        for name, value in self.module.state_dict().items():
-            if name not in weights or weights[name].shape != tuple(value.shape):
-                raise ValueError(f"The weights need {name!r} of shape {tuple(value.shape)}.")
-        self.module.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in weights.items()})
+        load_strictly(self.module, weights)
         self._version = version
 
     @torch.no_grad()
@@ -66,8 +68,8 @@ class GaussianTorch:
         mean = self.module(torch.tensor(obs.state)).numpy()
         noise = np.stack([np.random.default_rng(int(s)).standard_normal(self._width, np.float32) for s in seeds])
         sample = mean + np.float32(noise_scale * self.config.std) * noise
-        executed = np.full(len(sample), self.spec.chunk)
-        logp, _ = self.score(self.params, self.inputs(obs, {"sample": sample}, executed))
+        inputs = self.inputs(obs, {"sample": sample}, np.full(len(sample), self.spec.chunk))
+        logp, _ = self.score({name: from_array(value) for name, value in inputs.items()}, None)
         action = np.clip(sample, -1.0, 1.0).reshape(-1, self.spec.chunk, self.spec.action_dim)
         return Decision(action=action, logp=logp.numpy(), trace={"sample": sample})
 
@@ -81,21 +83,34 @@ class GaussianTorch:
         """What ``means`` and ``score`` read, leaves "B ..."."""
         return {"state": obs.state, "sample": trace["sample"], "executed": executed}
 
-    def means(self, params: Params, inputs: Mapping[str, Any]) -> Float[torch.Tensor, "B 1 E"]:
-        state = torch.as_tensor(inputs["state"])
-        return torch.func.functional_call(self.module, dict(params), (state,))[:, None]
+    def prepare(self, inputs: Inputs) -> Inputs:
+        """Nothing is frozen, so there is nothing to run ahead of ``means`` and ``score``."""
+        return inputs
+
+    def means(self, inputs: Inputs) -> Float[torch.Tensor, "B 1 E"]:
+        return self.module(inputs["state"])[:, None]
 
     def score(
-        self, params: Params, inputs: Mapping[str, Any], reference_means: Float[torch.Tensor, "B 1 E"] | None = None
+        self, inputs: Inputs, reference: Float[torch.Tensor, "B 1 E"] | None
     ) -> tuple[Float[torch.Tensor, "B 1"], Float[torch.Tensor, "B 1"] | None]:
         """Log-probability and divergence over the dims of the executed env steps, nats."""
-        means = self.means(params, inputs)
-        steps = torch.arange(self.spec.chunk)[None] < torch.as_tensor(inputs["executed"])[:, None]
+        means, executed = self.means(inputs), inputs["executed"]
+        steps = torch.arange(self.spec.chunk, device=executed.device)[None] < executed[:, None]
         mask = steps.repeat_interleave(self.spec.action_dim, dim=1)[:, None]
-        sample = torch.as_tensor(inputs["sample"])[:, None]
-        density = torch.distributions.Normal(means, self.config.std).log_prob(sample)
+        density = torch.distributions.Normal(means, self.config.std).log_prob(inputs["sample"][:, None])
         logp = torch.where(mask, density, 0.0).sum(-1)
-        if reference_means is None:
+        if reference is None:
             return logp, None
-        divergence = 0.5 * torch.square((means - reference_means) / self.config.std)
+        divergence = 0.5 * torch.square((means - reference) / self.config.std)
         return logp, torch.where(mask, divergence, 0.0).sum(-1)
+
+    def imitation_inputs(self, obs: Observation) -> dict[str, np.ndarray]:
+        return {"state": obs.state}
+
+    def imitation_loss(
+        self, inputs: Inputs, action: Float[torch.Tensor, "B H A"], generator: torch.Generator, samples: int
+    ) -> Float[torch.Tensor, ""]:
+        """Negative log-density of the demonstrated chunks but for its constant, nats. It needs no samples."""
+        del generator, samples
+        error = (self.means(inputs)[:, 0] - action.flatten(1)) / self.config.std
+        return 0.5 * torch.square(error).sum(-1).mean()

@@ -34,7 +34,7 @@ def test_resolved_config_reads_back_equal(tmp_path):
         ({"larner": {}}, r"larner: unknown key; did you mean learner\?"),
         ({"env": {"type": "tabletop", "num_envs": "many"}}, r"num_envs: .*integer.*'many'"),
         ({"env": {"type": "tabletpo"}}, r"'tabletop'"),
-        ({"policy": {"token_dim": 32}}, r"policy: has no type; add type: one of custom, gaussian, octo"),
+        ({"policy": {"token_dim": 32}}, r"policy: has no type; add type: one of custom, gaussian, lerobot, octo"),
         ({"env": {"type": "tabletop", "num_envs": 100}}, "100 does not split into groups of 8"),
         ({"algorithm": {"group_size": 1}}, r"group_size: .*greater than or equal to 2"),
         ({"algorithm": {"clip_low": 0.2, "clip_high": 0.2}}, "never binds on averaged log-probs"),
@@ -50,6 +50,16 @@ def test_resolved_config_reads_back_equal(tmp_path):
         ({"reward": {"type": "preference", "budget": 10}}, "exceeds the label budget 10"),
         ({"reward": {"type": "pixel_distance"}}, "reads the dots of env point_reach"),
         ({"policy": {"type": "gaussian"}}, "clips nearly every"),
+        ({"learner": {"sharding": "fsdp"}}, "fsdp is for torch policies, not octo"),
+        ({"algorithm": {"anchor_coef": 0.1}}, r"anchor_coef needs demonstrations: add warm_start"),
+        (
+            {
+                "algorithm": {"anchor_coef": 0.1, "anchor_batch": 6},
+                "learner": {"micro_batches": 4},
+                "warm_start": {},
+            },
+            r"anchor_batch 6 does not split into 4 micro-batches",
+        ),
     ],
 )
 def test_mistakes_are_named(data, message):

@@ -4,7 +4,9 @@ import pytest
 from stem_policy import E, S, StemPolicy, X, observations
 
 from vla_rlaif.devices import CompileCounter
-from vla_rlaif.jax_imitation import ImitablePolicy, fitted_names, imitate
+from vla_rlaif.jax_imitation import imitate
+from vla_rlaif.jax_learner import JaxImitable
+from vla_rlaif.learning import fitted_names
 from vla_rlaif.types import Observation
 from vla_rlaif.warm_start_config import ImitateConfig
 
@@ -38,7 +40,7 @@ def distance(a, b) -> float:
 
 def test_it_learns_compiles_once_and_leaves_the_policy_alone():
     policy, losses, sizes, counter = StemPolicy(noise=0.0), [], [], CompileCounter()
-    assert isinstance(policy, ImitablePolicy)
+    assert isinstance(policy, JaxImitable)
     fitted = imitate(
         policy,
         observations(DEMOS, 0),
@@ -104,13 +106,12 @@ def test_frozen_parameters_stay_and_are_not_returned():
 )
 def test_patterns_that_freeze_nothing_or_everything_are_refused(frozen, message):
     with pytest.raises(ValueError, match=message):
-        fitted_names(StemPolicy(), frozen)
+        fitted_names(StemPolicy().params, StemPolicy().imitable, frozen)
 
 
 def test_a_pattern_may_name_what_is_not_fitted_anyway():
-    policy = StemPolicy()
-    policy.imitable = frozenset({"head/kernel", "body/bias"})
-    assert fitted_names(policy, ("stem/*", "head/*")) == ["body/bias"]
+    imitable = frozenset({"head/kernel", "body/bias"})
+    assert fitted_names(StemPolicy().params, imitable, ("stem/*", "head/*")) == ["body/bias"]
 
 
 @pytest.mark.parametrize(

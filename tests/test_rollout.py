@@ -56,6 +56,12 @@ def test_noise_scale_zero_is_deterministic_in_the_noise_seed(policy):
     np.testing.assert_array_equal(a.action, b.action)
 
 
+def test_held_out_starts_deal_out_the_tasks_of_an_env():
+    seeds = held_out_starts(Split.TEST, 25, num_tasks=10).seed
+    assert (seeds % 10).tolist() == [*range(10), *range(10), *range(5)]
+    assert len(set(seeds.tolist())) == 25 and (seeds >> 48 == Split.TEST).all()
+
+
 def test_decisions_after_the_end_are_masked(policy):
     episodes = rollout(policy, PointReach(64), train_starts(0, 0, 16, 4), seed=0)
     assert episodes.success.any()

@@ -1,6 +1,7 @@
 """Checkpoints on disk: policies as a folder anyone can load, and the whole run for an exact resume.
 
     policy folder   policy.json (config, spec, statistics, vocabulary)   params.safetensors
+                    pretrained_model/ (of LeRobot's policies: the same in LeRobot's form)
     run checkpoint  checkpoints/step-000010/  state.json (step, counters, checksum)   tensors.safetensors
 
 A checkpoint is written beside its place and renamed, so it is there whole or not at all. Nothing is ever unpickled.
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,16 @@ from vla_rlaif.types import Weights
 FORMAT = 1
 
 
-def save_policy(folder: Path, metadata: Mapping[str, Any], weights: Weights) -> None:
+def save_policy(
+    folder: Path, metadata: Mapping[str, Any], weights: Weights, *, also: Callable[[Path, Path], None] | None = None
+) -> None:
+    """``also`` writes more into the folder: it is called with the name that the folder has meanwhile, and its final
+    one."""
     with WholeFolder(folder) as part:
         (part / "policy.json").write_text(json.dumps({"format": FORMAT, **metadata}, indent=1))
         _write_bytes(part / "params.safetensors", save(_contiguous(weights)))
+        if also is not None:
+            also(part, folder)
 
 
 def load_policy(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -47,11 +47,32 @@ class Collect:
     to: Path  # folder of the dataset; a policy's episodes are appended
     policy: Path | None = None  # a policy folder; without it the expert acts
     episodes: int = 512  # episodes of a policy; demonstrations: warm_start.collect.episodes
+    format: Literal["npz", "lerobot"] = "npz"  # lerobot: a LeRobotDataset v3, slower to write
+    video: bool = False  # of a LeRobotDataset: lossy videos instead of images
+    fps: int | None = None  # of a LeRobotDataset: env steps a second, if the env does not say
 
     def __call__(self, config: RunConfig) -> None:
-        from vla_rlaif import offline
+        from vla_rlaif.record import Storage, collect
 
-        offline.collect(config, self.to, self.policy, self.episodes, say)
+        storage = Storage(format=self.format, video=self.video, fps=self.fps)
+        collect(config, self.to, self.policy, self.episodes, storage, say)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write a dataset of ours as a LeRobotDataset, or the other way round."""
+
+    config: ConfigFile
+    data: Path  # dataset to read
+    to: Path  # folder to write
+    format: Literal["npz", "lerobot"] = "lerobot"  # to write
+    video: bool = False  # as for collect
+    fps: int | None = None  # as for collect
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif.record import Storage, convert
+
+        convert(config, self.data, self.to, Storage(format=self.format, video=self.video, fps=self.fps), say)
 
 
 @dataclass(frozen=True)
@@ -59,7 +80,7 @@ class Imitate:
     """Fit a fresh policy to demonstrations."""
 
     config: ConfigFile
-    data: Path  # folder that `collect` wrote
+    data: Path  # folder that `collect` wrote, any LeRobotDataset, or its name on the Hugging Face Hub
     to: Path  # policy folder to write
 
     def __call__(self, config: RunConfig) -> None:
@@ -116,12 +137,12 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a policy folder that began as an official Octo folder as one again, for the original Octo code."""
+    """Write a policy folder in its origin's form: LeRobot's `pretrained_model`, transformers', or official Octo."""
 
     config: ConfigFile
     policy: Path
-    to: Path  # official folder; a step is added if it is there already
-    step: int = 0  # the number that the step gets
+    to: Path  # the folder; to an official Octo one that is there already a step is added
+    step: int = 0  # the number that the step gets; LeRobot's folders have none
 
     def __call__(self, config: RunConfig) -> None:
         from vla_rlaif import offline
@@ -174,6 +195,7 @@ class Doctor:
 VERBS: dict[str, type] = {
     "train": Train,
     "collect": Collect,
+    "convert": Convert,
     "imitate": Imitate,
     "label": Label,
     "reward": Reward,

@@ -46,10 +46,11 @@ def _play(env: VectorEnv, config: CollectConfig, seed: int, part: int) -> Demons
     assert isinstance(env, ExpertEnv)
     rng = np.random.default_rng((seed, part))
     num, dims = env.num_envs, env.spec.action_dim
+    moves = min(3, dims)  # dims of an action that move something
     now = env.reset(np.array([start_seed(Split.DEMONSTRATION, seed, part * num + i) for i in range(num)]))
     # A straight random walk of random length first, so that demonstrations also start away from home.
     drift, length = rng.uniform(-1, 1, (num, dims)), rng.integers(0, config.scatter_steps + 1, num)
-    drift[:, 3:6] *= 0.2  # small turns
+    drift[:, 3:6] *= 0.2  # small turns, where an action has them
     for step in range(config.scatter_steps):
         now = env.step(_chunk(np.where((step < length)[:, None], drift, 0.0)))
     obs, actions, live = [], [], []
@@ -60,7 +61,7 @@ def _play(env: VectorEnv, config: CollectConfig, seed: int, part: int) -> Demons
         actions.append(action)
         live.append(~now.done)
         executed = action.copy()
-        executed[:, :3] += config.noise * rng.normal(size=(num, 3))
+        executed[:, :moves] += config.noise * rng.normal(size=(num, moves))
         now = env.step(_chunk(executed))
     return Demonstrations(
         images={k: np.stack([o.images[k] for o in obs], axis=1) for k in obs[0].images},

@@ -13,8 +13,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from vla_rlaif.config_base import Fraction, Model, Positive
 from vla_rlaif.env_config import EnvConfig, PointReachConfig, TabletopConfig
+from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import OctoConfig, OctoSettings, PolicyConfig, SmallStemConfig
 from vla_rlaif.reward_config import PixelDistanceConfig, PreferenceRewardConfig, RewardConfig
+from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.warm_start_config import WarmStartConfig
 
 
@@ -30,6 +32,8 @@ class GRPOConfig(Model):
     std_floor: Annotated[float, Field(ge=0)] = 0.01  # reward units; groups below it are dead
     normalizer: Literal["constant", "decisions"] = "constant"
     min_valid_share: Fraction = 0.5  # a group with fewer scorable members is dropped
+    anchor_coef: Annotated[float, Field(ge=0)] = 0.0  # weight of the imitation loss on warm_start's demonstrations
+    anchor_batch: Positive = 64  # demonstrated steps in each optimiser update, if anchor_coef > 0
 
 
 class LearnerConfig(Model):
@@ -37,7 +41,9 @@ class LearnerConfig(Model):
     epochs: Positive = 4
     minibatch: Positive = 256  # decisions
     micro_batches: Positive = 1  # gradient accumulation inside a minibatch
-    devices: Positive | None = None  # local ones, for a jax policy; null: all. They share the rows of a micro-batch
+    devices: Positive | None = None  # local ones; null: all. They share the rows of a micro-batch
+    sharding: Literal["replicated", "fsdp"] = "replicated"  # fsdp: of a torch policy's parameters over the devices
+    timeout_s: Positive = 1800  # how long the processes of several devices may take for an update
     warmup_updates: Annotated[int, Field(ge=0)] = 0  # optimiser updates until lr is reached, linearly
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # AdamW's, of kernels only
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -100,15 +106,31 @@ class RunConfig(Model):
         size, micro = self.learner.minibatch, self.learner.micro_batches
         if size % micro:
             raise ValueError(f"learner.minibatch {size} does not split into {micro} micro-batches.")
+        self._learner_fits()
         if isinstance(self.policy, OctoConfig) and isinstance(self.env, TabletopConfig):
             self._octo_sees(self.policy, self.env)
         if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
             raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
-        if not isinstance(self.policy, OctoSettings) and self.warm_start is not None:
-            raise ValueError(f"warm_start trains an octo policy, not {self.policy.type}. Remove the section.")
+        can_imitate = isinstance(self.policy, OctoSettings | LeRobotSettings | TokenVLAConfig)
+        if not can_imitate and self.warm_start is not None:
+            raise ValueError(f"warm_start is for vision-language policies, not for {self.policy.type}. Remove it.")
         if isinstance(self.reward, PreferenceRewardConfig):
             self._labels_fit(self.reward, group)
         return self
+
+    def _learner_fits(self) -> None:
+        is_torch = not isinstance(self.policy, OctoSettings) and self.policy.backend == "torch"
+        if self.learner.sharding == "fsdp" and not is_torch:
+            raise ValueError(f"learner.sharding fsdp is for torch policies, not {self.policy.type}. Remove the key.")
+        if not self.algorithm.anchor_coef:
+            return
+        if self.warm_start is None:
+            raise ValueError(
+                "algorithm.anchor_coef needs demonstrations: add warm_start with data or collect, or set it to 0."
+            )
+        size, micro = self.algorithm.anchor_batch, self.learner.micro_batches
+        if size % micro:
+            raise ValueError(f"algorithm.anchor_batch {size} does not split into {micro} micro-batches.")
 
     def _labels_fit(self, reward: PreferenceRewardConfig, group: int) -> None:
         if reward.initial_episodes % group:
@@ -138,7 +160,8 @@ def cautions(config: RunConfig) -> list[str]:
     found = []
     if config.algorithm.group_size < 4:
         found.append(f"groups of {config.algorithm.group_size}: the advantage is mostly noise; use 4 or more.")
-    if config.reward.type in ("preference", "python") and kl_coef(config) == 0:
+    is_held = kl_coef(config) > 0 or config.algorithm.anchor_coef > 0
+    if config.reward.type in ("preference", "python") and not is_held:
         found.append("no KL to the start policy with a reward that is not success: watch for reward hacking.")
     return found
 

@@ -1,5 +1,7 @@
 """Episodes and demonstrations on disk: compressed .npz shards (never pickled) and a manifest that names them.
 
+A LeRobotDataset is read here too, and written by ``lerobot_export``.
+
 Axes: N episodes, T decisions, F frames; E demonstrations, L recorded env steps, H chunk.
 """
 
@@ -10,6 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -51,6 +54,10 @@ def save_demonstrations(folder: Path, demos: Demonstrations, about: Mapping[str,
 
 
 def load_demonstrations(folder: Path) -> Demonstrations:
+    if format_of(folder) == "lerobot":
+        from vla_rlaif.lerobot_import import read_demonstrations
+
+        return read_demonstrations(folder)
     shards = list(_read(folder, "demonstrations"))
     merged = {k: np.concatenate([arrays[k] for arrays, _ in shards]) for k in shards[0][0]}
     cameras = [k for k in merged if k.startswith("images/")]
@@ -61,16 +68,36 @@ def load_demonstrations(folder: Path) -> Demonstrations:
     )
 
 
+def format_of(folder: Path) -> Literal["npz", "lerobot"] | None:
+    """None: there is no dataset (yet)."""
+    if (folder / "manifest.json").exists():
+        return "npz"
+    return "lerobot" if (folder / "meta/info.json").exists() else None
+
+
 def num_episodes(folder: Path) -> int:
     """How many episodes the shards hold; 0 if there is no dataset yet."""
+    if format_of(folder) == "lerobot":
+        from vla_rlaif.lerobot_files import open_files
+
+        return open_files(folder).num_episodes
     if not (folder / "manifest.json").exists():
         return 0
     return sum(len(arrays["success"]) for arrays, _ in _read(folder, "episodes", ("success", "instruction")))
 
 
+def kind_of(folder: Path) -> str:
+    """Episodes or demonstrations."""
+    if format_of(folder) == "lerobot":
+        from vla_rlaif import lerobot_import
+
+        return lerobot_import.kind_of(folder)
+    return str(_manifest(folder).get("kind"))
+
+
 def require_kind(folder: Path, kind: str) -> None:
     """Raise ValueError if ``folder`` already holds another kind of dataset, which a new shard would hide."""
-    if (folder / "manifest.json").exists() and (found := _manifest(folder).get("kind")) != kind:
+    if format_of(folder) is not None and (found := kind_of(folder)) != kind:
         raise ValueError(f"{folder} already holds {found}; choose another folder for {kind}.")
 
 
@@ -88,6 +115,10 @@ def append_episodes(folder: Path, episodes: Episodes, about: Mapping[str, object
 
 def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
     """All shards with the ids of their episodes."""
+    if format_of(folder) == "lerobot":
+        from vla_rlaif.lerobot_import import read_episodes
+
+        return read_episodes(folder)
     loaded = []
     for shard, (arrays, instruction) in enumerate(_read(folder, "episodes")):
         episodes = _episodes(arrays, instruction)

@@ -30,7 +30,8 @@ class Evaluation:
 
 def evaluate(policy: Policy, env: VectorEnv, *, split: Split, episodes: int, clips: int = 0) -> Evaluation:
     """A member whose simulation broke counts as a failure here: the policy was given its one try."""
-    played = rollout(policy, env, held_out_starts(split, episodes), seed=EVALUATION_SEED, noise_scale=0.0)
+    starts = held_out_starts(split, episodes, env.spec.num_tasks)
+    played = rollout(policy, env, starts, seed=EVALUATION_SEED, noise_scale=0.0)
     outcomes = played.success & played.valid
     low, high = wilson(int(outcomes.sum()), episodes)
     camera = env.spec.cameras[0]

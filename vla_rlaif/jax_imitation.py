@@ -3,10 +3,8 @@
 Axes: D samples, H chunk, A action dims, P proprioception dims, B rows of a micro-batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +13,14 @@ import optax
 from jaxtyping import Float
 
 from vla_rlaif.devices import Placement, to_host
-from vla_rlaif.jax_learner import Params, adamw, gradient_adder
+from vla_rlaif.jax_learner import JaxImitable, adamw, gradient_adder
+from vla_rlaif.learning import fitted_names
 from vla_rlaif.types import Array, Observation, Weights
 from vla_rlaif.warm_start_config import ImitateConfig
 
 
-@runtime_checkable
-class ImitablePolicy(Protocol):
-    @property
-    def params(self) -> Params: ...
-
-    @property
-    def imitable(self) -> frozenset[str]:
-        """Names of the parameters to fit."""
-        ...
-
-    def imitation_inputs(self, obs: Observation) -> Mapping[str, np.ndarray]: ...
-
-    def imitation_loss(
-        self, params: Params, inputs: Mapping[str, Array], action: Float[Array, "B H A"], key: jax.Array, samples: int
-    ) -> Float[Array, ""]:
-        """The mean over the rows."""
-        ...
-
-
 def imitate(
-    policy: ImitablePolicy,
+    policy: JaxImitable,
     obs: Observation,
     action: Float[np.ndarray, "D H A"],
     config: ImitateConfig,
@@ -64,7 +44,7 @@ def imitate(
         )
     placement = Placement.of(config.devices)
     placement.micro_rows(config.batch, config.micro_batches, "imitate.batch")
-    names = fitted_names(policy, config.frozen)
+    names = fitted_names(policy.params, policy.imitable, config.frozen)
     params = placement.copies({k: policy.params[k] for k in names})
     frozen = jax.device_put({k: v for k, v in policy.params.items() if k not in params}, placement.replicated)
     on_start(num_numbers(params), num_numbers(frozen))
@@ -88,7 +68,7 @@ def imitate(
     return to_host(average)
 
 
-def _compiled(policy: ImitablePolicy, config: ImitateConfig, placement: Placement) -> tuple[Callable, ...]:
+def _compiled(policy: JaxImitable, config: ImitateConfig, placement: Placement) -> tuple[Callable, ...]:
     """Functions: add a micro-batch's gradient, do one step, make an empty gradient, make the optimiser's state. The
     first two overwrite what they are given."""
     replicated = placement.replicated
@@ -108,25 +88,6 @@ def _compiled(policy: ImitablePolicy, config: ImitateConfig, placement: Placemen
 
     zeros = jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params), out_shardings=replicated)
     return gradient_adder(loss, replicated), apply, zeros, jax.jit(optimizer.init, out_shardings=replicated)
-
-
-def fitted_names(policy: ImitablePolicy, frozen: Sequence[str]) -> list[str]:
-    """The imitable parameters that match none of the patterns (fnmatch's, where * also matches /).
-
-    Raises:
-        ValueError: a pattern matches no parameter at all, or nothing is left.
-    """
-    for pattern in frozen:
-        if not any(fnmatchcase(name, pattern) for name in policy.params):
-            some = ", ".join(sorted(policy.params)[:3])
-            raise ValueError(
-                f"imitate.frozen {pattern!r} matches none of the {len(policy.params)} parameters ({some}, ...); "
-                "a pattern matches whole names, so start and end it with * if need be."
-            )
-    names = [k for k in sorted(policy.imitable) if not any(fnmatchcase(k, pattern) for pattern in frozen)]
-    if not names:
-        raise ValueError(f"imitate.frozen {list(frozen)} leaves no parameter to fit; remove a pattern.")
-    return names
 
 
 def num_numbers(values: Mapping[str, Array]) -> int:

@@ -3,7 +3,7 @@
 Axes: see types.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,10 +19,20 @@ from vla_rlaif.config import LearnerConfig
 from vla_rlaif.devices import CompileCounter, Placement, to_host
 from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
-from vla_rlaif.learning import merge_micro_batches, split_minibatches, summarise
+from vla_rlaif.learning import (
+    Anchor,
+    Chunks,
+    Work,
+    anchor_chunks,
+    divide,
+    is_kernel,
+    merge_micro_batches,
+    summarise,
+)
 from vla_rlaif.types import Array, Batch, Observation, Targets, Weights
 
 Params = Mapping[str, jax.Array]
+Prepared = list[tuple[Any, dict[str, Any], Any]]  # the micro-batches of a minibatch on the devices
 
 
 @runtime_checkable
@@ -59,6 +69,27 @@ class JaxPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class JaxImitable(Protocol):
+    """What imitation and the anchor of a JaxLearner need of a policy."""
+
+    @property
+    def params(self) -> Params: ...
+
+    @property
+    def imitable(self) -> frozenset[str]:
+        """Names of the parameters to fit."""
+        ...
+
+    def imitation_inputs(self, obs: Observation) -> Mapping[str, np.ndarray]: ...
+
+    def imitation_loss(
+        self, params: Params, inputs: Mapping[str, Array], action: Float[Array, "B H A"], key: jax.Array, samples: int
+    ) -> Float[Array, ""]:
+        """The mean over the rows."""
+        ...
+
+
 def adamw(
     lr: float | Callable[[Any], Any],
     *,
@@ -70,7 +101,7 @@ def adamw(
     upstream keeps the first moment in bfloat16 (``mu_dtype``)."""
 
     def kernels(params: Params) -> dict[str, bool]:
-        return {name: "kernel" in name or (name.endswith("weight") and v.ndim > 1) for name, v in params.items()}
+        return {name: is_kernel(name, v.ndim) for name, v in params.items()}
 
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
@@ -110,12 +141,15 @@ class JaxLearner:
     them. An update writes over the buffers of the old parameters: what leaves this class is a copy on the host.
     """
 
-    def __init__(self, policy: JaxPolicy, algorithm: Algorithm, config: LearnerConfig):
+    def __init__(self, policy: JaxPolicy, algorithm: Algorithm, config: LearnerConfig, anchor: Anchor | None = None):
         self.version = 0
-        self._policy, self._config = policy, config
+        self._policy, self._config, self._anchor = policy, config, anchor
         self._compiled = CompileCounter()
         self._placement = Placement.of(config.devices)
         self._placement.micro_rows(config.minibatch, config.micro_batches, "learner.minibatch")
+        if anchor is not None:
+            self._placement.micro_rows(anchor.batch, config.micro_batches, "algorithm.anchor_batch")
+            self._compile_anchor(policy, anchor)
         trained = {k: policy.params[k] for k in sorted(policy.trainable)}
         frozen = {k: v for k, v in policy.params.items() if k not in policy.trainable}
         self._frozen = jax.device_put(frozen, self._placement.replicated)  # never donated, so it may share buffers
@@ -157,58 +191,77 @@ class JaxLearner:
         self._add = gradient_adder(loss, replicated)
         self._prepare, self._apply, self._blend = prepare, apply, blend
 
+    def _compile_anchor(self, policy: JaxPolicy, anchor: Anchor) -> None:
+        if not isinstance(policy, JaxImitable):
+            raise ValueError(
+                f"{type(policy).__name__} cannot imitate: it has no imitable, imitation_inputs and imitation_loss. "
+                "Set algorithm.anchor_coef to 0."
+            )
+        self._anchor_inputs = policy.imitation_inputs(anchor.obs)
+
+        def loss(trained, frozen, inputs, action, weight, key, draw):
+            here = jax.random.fold_in(key, draw)
+            value = policy.imitation_loss({**frozen, **trained}, inputs, action, here, anchor.samples)
+            return weight * value, value
+
+        self._pull = gradient_adder(loss, self._placement.replicated)
+
     @property
     def compilations(self) -> int:
         """XLA compilations of this process since this learner was made."""
         return self._compiled.count
 
     def update(self, batch: Batch, seed: int) -> dict[str, float]:
-        """All epochs over one batch. The composition of the minibatches is fixed for the call, only their order changes
-        from epoch to epoch, so that at lr 0 every ratio is exactly 1 in every epoch."""
+        """All epochs over one batch, until the KL brake. An anchor's demonstrations depend on ``seed`` only."""
         if not len(batch.mask):
             return {"updates": 0.0}
-        rng = np.random.default_rng(seed)
-        minibatches = self._minibatches(batch, rng)
-        log, braked = [], False
-        for _ in range(self._config.epochs):
-            for i in rng.permutation(len(minibatches)):
-                log.append(self._step(minibatches[i]))
-                braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
-                if braked:
-                    break
+        anchors = iter(())
+        if self._anchor is not None:
+            anchors = anchor_chunks(self._anchor_inputs, self._anchor, seed, self._config.micro_batches)
+        inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
+        work = divide(inputs, batch, seed, self._config, anchors)
+        minibatches, log, braked = self._prepared(work), [], False
+        for i in (i for order in work.orders for i in order):
+            log.append(self._step(minibatches[i], next(work.anchors, ()), seed, len(log)))
+            braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
             if braked:
                 break
         self.version += 1
         self._average = self._blend(self._average, self._trained)
         return summarise(log, braked=braked)
 
-    def _step(self, micro: list[tuple[Any, dict[str, Any], Any]]) -> dict[str, float]:
+    def _step(self, micro: Prepared, chunks: Sequence[Chunks], seed: int, update: int) -> dict[str, float]:
         """One optimiser update. Gradients of the micro-batches add up: every one divides by the same num_valid."""
-        grads, results = self._zeros(self._trained), []
+        grads, results, pulls = self._zeros(self._trained), [], []
         for one in micro:
             grads, result = self._add(self._trained, grads, self._frozen, *one)
             results.append(result)
+        for m, part in enumerate(chunks):
+            x, action = jax.device_put((dict(part.inputs), part.action), self._placement.rows)
+            draw = np.int32(update * len(chunks) + m)  # each micro-batch of the call has its own random numbers
+            weight, key = np.float32(part.weight), jax.device_put(jax.random.key(seed), self._placement.replicated)
+            grads, result = self._pull(self._trained, grads, self._frozen, x, action, weight, key, draw)
+            pulls.append(result[1])
         self._trained, self._opt_state, norm = self._apply(self._trained, self._opt_state, grads)
-        results, norm, masks = jax.device_get((results, norm, [targets["mask"] for _, targets, _ in micro]))
+        masks = [targets["mask"] for _, targets, _ in micro]
+        results, pulls, norm, masks = jax.device_get((results, pulls, norm, masks))
         metrics = [{"loss": value, **extra} for value, extra in results]
+        if pulls:
+            metrics = [{**m, "anchor_loss": pull} for m, pull in zip(metrics, pulls, strict=True)]
         return {**merge_micro_batches(metrics, [float(mask.sum()) for mask in masks]), "grad_norm": float(norm)}
 
-    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[list[tuple[Any, dict[str, Any], Any]]]:
+    def _prepared(self, work: Work) -> list[Prepared]:
         """Micro-batches of one static shape, (inputs, targets, reference's means) of each on the devices."""
-        inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        parts = split_minibatches(rng, len(batch.mask), self._config.minibatch, self._config.micro_batches)
-        num_valid = np.float32(batch.num_valid / len(parts))
         minibatches = []
-        for part in parts:
+        for part in work.minibatches:
             micro = []
-            for index, valid in part:
-                rows = {k: v[index] for k, v in inputs.items()}
-                targets = {"advantage": batch.advantage[index], "mask": valid & batch.mask[index]}
+            for host in part:
+                rows, targets = dict(host.inputs), {"advantage": host.advantage, "mask": host.mask}
                 rows, targets = jax.device_put((rows, targets), self._placement.rows)
                 rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
-                targets |= {"logp_old": logp_old, "num_valid": num_valid}
-                if batch.logp_acted is not None:
-                    acted = jax.device_put(batch.logp_acted[index], self._placement.rows)
+                targets |= {"logp_old": logp_old, "num_valid": np.float32(work.num_valid)}
+                if host.logp_acted is not None:
+                    acted = jax.device_put(host.logp_acted, self._placement.rows)
                     targets |= {"importance": self._weigh(logp_old, acted)}
                 micro.append((rows, targets, reference))
             minibatches.append(micro)

@@ -1,4 +1,4 @@
-"""The verbs that do one link of the chain on data on disk: collect, imitate, label, reward fit|eval, evaluate.
+"""The verbs that do one link of the chain on data on disk: imitate, label, reward fit|eval, evaluate, export.
 
 Axes: N episodes of a folder.
 """
@@ -15,11 +15,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_rlaif.build import build_env, build_labeller, build_preference_reward, load_folder
-from vla_rlaif.checkpoint import save_policy, write_whole
+from vla_rlaif.build import build_env, build_labeller, build_preference_reward, lerobot_export, load_folder
+from vla_rlaif.checkpoint import WholeFolder, save_policy, write_whole
 from vla_rlaif.config import RunConfig
-from vla_rlaif.dataset import append_episodes, load_demonstrations, num_episodes, require_kind
 from vla_rlaif.evaluate import evaluate
+from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
 from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join
@@ -27,50 +27,28 @@ from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, m
 from vla_rlaif.preferences.sampling import Strategy
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.reward_config import PreferenceRewardConfig
-from vla_rlaif.rollout import Split, rollout, take, take_starts, train_starts
+from vla_rlaif.rollout import Split, take
+from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.types import Episodes
 from vla_rlaif.warm_start_config import WarmStartConfig
+from vla_rlaif.warm_start_data import demonstrations_from
 
 FORMAT = "vla_rlaif reward 1"  # the one key of a reward file's metadata; several would be written in random order
 Say = Callable[[str], None]
 
 
-def collect(config: RunConfig, to: Path, policy: Path | None, episodes: int, say: Say) -> None:
-    from vla_rlaif.run import demonstrations, save_demos
-
-    if policy is None:
-        require_kind(to, "demonstrations")
-        demos = demonstrations(config, config.warm_start or WarmStartConfig(), say)
-        save_demos(to, demos, config)
-        say(f"{to}: {len(demos.success)} demonstrations, {demos.success.mean():.0%} reach the goal within their length")
-        return
-    group = config.algorithm.group_size
-    if episodes < group or episodes % group:
-        raise ValueError(f"--episodes {episodes} does not split into groups of {group} (algorithm.group_size).")
-    require_kind(to, "episodes")
-    before = num_episodes(to)  # start states go on where the last shard ended, or the same episodes would come again
-    starts = train_starts(config.seed, 0, -(-before // group) + episodes // group, group, Split.REWARD)
-    starts = take_starts(starts, np.arange(len(starts.seed))[-episodes:])
-    env = build_env(config.env)
-    try:
-        played = rollout(load_folder(policy, config, env.spec), env, starts, seed=config.seed)
-    finally:
-        env.close()
-    append_episodes(to, played, {"env": config.env.model_dump(mode="json"), "policy": str(policy)})
-    say(f"{to}: {episodes} episodes more, {played.success.mean():.0%} of them successful")
-
-
 def imitate(config: RunConfig, data: Path, to: Path, say: Say) -> None:
     from vla_rlaif.run import imitated_policy
 
-    demos = load_demonstrations(data)
-    config = config.model_copy(update={"warm_start": config.warm_start or WarmStartConfig()})
+    warm = config.warm_start or WarmStartConfig()
     env = build_env(config.env)
     try:
-        policy = imitated_policy(config, demos, env, say)
+        demos = demonstrations_from(data, env.spec, warm)
+        policy = imitated_policy(config.model_copy(update={"warm_start": warm}), demos, env, say)
     finally:
         env.close()
-    save_policy(to, policy.metadata(), {k: np.asarray(v) for k, v in policy.params.items()})
+    weights = {k: np.asarray(v) for k, v in policy.params.items()}
+    save_policy(to, policy.metadata(), weights, also=lerobot_export(config.policy, policy))
     say(f"{to}: policy written")
 
 
@@ -147,13 +125,25 @@ def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) 
 
 
 def export(config: RunConfig, folder: Path, to: Path, step: int, say: Say) -> None:
-    if not isinstance(config.policy, OctoSettings):
-        raise ValueError(f"export writes official Octo folders; the config has policy.type {config.policy.type}.")
-    from vla_rlaif.policies.octo.adopt import export_folder
-
+    if not isinstance(config.policy, OctoSettings | LeRobotSettings | TokenVLAConfig):
+        raise ValueError(f"export is for vision-language policies; the config has policy.type {config.policy.type}.")
     env = build_env(config.env)
     env.close()
-    export_folder(load_folder(folder, config, env.spec), to, step=step)
+    policy = load_folder(folder, config, env.spec)
+    if isinstance(config.policy, LeRobotSettings):
+        with WholeFolder(to) as part:
+            policy.export(part, final=to.resolve())
+        say(f"{to}: written; LeRobot loads it with --policy.path={to}")
+        return
+    if isinstance(config.policy, TokenVLAConfig):
+        from vla_rlaif.policies.tokens.folder import export_folder as export_transformers
+
+        export_transformers(policy, to)
+        say(f"{to}: written; transformers loads it with AutoModelForImageTextToText.from_pretrained")
+        return
+    from vla_rlaif.policies.octo.adopt import export_folder
+
+    export_folder(policy, to, step=step)
     say(f"{to}: step {step} written; the original Octo code loads it with OctoModel.load_pretrained")
 
 

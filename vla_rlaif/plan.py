@@ -2,12 +2,13 @@
 
 from vla_rlaif.config import RunConfig, cautions, kl_coef
 from vla_rlaif.env_config import TabletopConfig
+from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.reward_config import PreferenceRewardConfig
 
 
 def describe(config: RunConfig) -> str:
-    """A table as text: groups a step, labels, and of an Octo its parameters, memory and computation."""
+    """A table as text: groups a step, labels, and of Octo and LeRobot policies parameters, memory, computation."""
     env, group, loop = config.env, config.algorithm.group_size, config.loop
     rows = [
         ("run directory", str(config.run_dir)),
@@ -21,6 +22,10 @@ def describe(config: RunConfig) -> str:
     ]
     if isinstance(config.policy, OctoSettings):
         rows += _octo(config)
+    if isinstance(config.policy, LeRobotSettings):
+        from vla_rlaif.plan_lerobot import lerobot_rows
+
+        rows += lerobot_rows(config)
     rows += [("caution", text) for text in cautions(config)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)

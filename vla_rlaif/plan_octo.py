@@ -15,8 +15,9 @@ from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.policies.octo.cost import OctoCost
 from vla_rlaif.policies.octo.recipe import adopted_spec, scratch_spec
 from vla_rlaif.policies.octo.spec import DiffusionSpec, LanguageSpec, ModelSpec
-from vla_rlaif.policy_config import HeadTuning, LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings
+from vla_rlaif.policy_config import OctoCheckpointConfig, OctoConfig, OctoSettings
 from vla_rlaif.reward_config import PreferenceRewardConfig
+from vla_rlaif.tune_config import HeadTuning, LoraTuning
 
 FLOAT = 4  # bytes
 CAMERAS = ("primary", "wrist")  # of the tabletop family

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from vla_rlaif.config_base import Model, Positive
+from vla_rlaif.lerobot_config import LeRobotConfig, SmolVLAConfig
+from vla_rlaif.token_config import TokenVLAConfig
+from vla_rlaif.tune_config import HeadTuning, LoraTuning, TuneConfig
 
 
 class SmallStemConfig(Model):
@@ -33,30 +36,6 @@ class KeypointStemConfig(Model):
 
 
 StemConfig = Annotated[SmallStemConfig | KeypointStemConfig, Field(discriminator="type")]
-
-
-class HeadTuning(Model):
-    """Reinforcement learning changes the action head only; the trunk runs once a decision, when acting."""
-
-    type: Literal["head"] = "head"
-
-
-class LoraTuning(Model):
-    """The head, and low-rank adapters on the kernels of the last transformer blocks."""
-
-    type: Literal["lora"] = "lora"
-    rank: Positive = 8
-    alpha: Annotated[float, Field(gt=0)] = 16.0  # the update is scaled by alpha / rank
-    blocks: Positive | None = None  # how many, from the last; null: all. The blocks below run once a batch
-
-
-class FullTuning(Model):
-    """Everything but the language encoder."""
-
-    type: Literal["full"] = "full"
-
-
-TuneConfig = Annotated[HeadTuning | LoraTuning | FullTuning, Field(discriminator="type")]
 
 
 class OctoSettings(Model):
@@ -155,4 +134,12 @@ class CustomPolicyConfig(Model):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-PolicyConfig = OctoConfig | OctoCheckpointConfig | GaussianConfig | CustomPolicyConfig
+PolicyConfig = (
+    OctoConfig
+    | OctoCheckpointConfig
+    | SmolVLAConfig
+    | LeRobotConfig
+    | TokenVLAConfig
+    | GaussianConfig
+    | CustomPolicyConfig
+)

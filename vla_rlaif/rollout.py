@@ -38,9 +38,11 @@ def train_starts(seed: int, step: int, num_groups: int, group_size: int, split: 
     return Starts(seed=np.repeat(seeds, group_size), group=group, member=np.tile(np.arange(group_size), num_groups))
 
 
-def held_out_starts(split: Split, num: int) -> Starts:
-    """The first ``num`` start states of a held-out split: the same for every run, each exactly once."""
-    seeds = np.array([start_seed(split, i) for i in range(num)])
+def held_out_starts(split: Split, num: int, num_tasks: int = 1) -> Starts:
+    """The first ``num`` start states of a held-out split: the same for every run, each exactly once, and of each of
+    ``num_tasks`` tasks (EnvSpec's) as many as of any other."""
+    hashed = [start_seed(split, i) for i in range(num)]
+    seeds = np.array([seed - seed % num_tasks + i % num_tasks for i, seed in enumerate(hashed)])
     return Starts(seed=seeds, group=np.arange(num), member=np.zeros(num, np.int64))
 
 

@@ -19,19 +19,32 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import yaml
 
-from vla_rlaif.build import build_env, build_parts, build_policy, check_reward, load_folder
-from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy, write_whole
+from vla_rlaif.build import (
+    build_env,
+    build_parts,
+    build_policy,
+    check_reward,
+    demonstrated,
+    lerobot_export,
+    load_folder,
+    measure_statistics,
+)
+from vla_rlaif.checkpoint import RunCheckpoints, WholeFolder, load_policy, save_policy, write_whole
 from vla_rlaif.collect import collect_demonstrations
 from vla_rlaif.config import RunConfig, cautions
-from vla_rlaif.dataset import Demonstrations, save_demonstrations
+from vla_rlaif.dataset import Demonstrations, load_demonstrations, save_demonstrations
+from vla_rlaif.env_config import ProcessEnvConfig, TabletopConfig
 from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import VectorEnv
+from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.policy_config import OctoSettings
 from vla_rlaif.report import write_report
 from vla_rlaif.rollout import Split, train_starts
+from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.train import train
 from vla_rlaif.warm_start_config import WarmStartConfig
+from vla_rlaif.warm_start_data import demonstrations_from
 
 Say = Callable[[str], None]
 PACKAGES = ("vla_rlaif", "numpy", "mujoco", "jax", "flax", "optax", "torch")
@@ -101,7 +114,9 @@ def check_groups(env: VectorEnv, config: RunConfig) -> None:
 def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Any:
     """The policy a run starts from, made once and kept in ``run_dir/start``."""
     folder = run_dir / "start"
-    if not isinstance(config.policy, OctoSettings):
+    if config.algorithm.anchor_coef:
+        run_demonstrations(config, env, run_dir, say)
+    if not isinstance(config.policy, OctoSettings | LeRobotSettings | TokenVLAConfig):
         return build_policy(config.policy, env.spec, config.seed)
     if not folder.exists():
         warm = config.warm_start
@@ -111,10 +126,12 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
         elif warm.checkpoint is not None:
             policy = load_folder(warm.checkpoint, config, env.spec)
         else:
-            policy = imitated_policy(config, demonstrations(config, warm, say), env, say)
-        save_policy(folder, policy.metadata(), {k: np.asarray(v) for k, v in policy.params.items()})
+            policy = imitated_policy(config, run_demonstrations(config, env, run_dir, say), env, say)
+        weights = {k: np.asarray(v) for k, v in policy.params.items()}
+        save_policy(folder, policy.metadata(), weights, also=lerobot_export(config.policy, policy))
     policy = load_folder(folder, config, env.spec)
-    policy.freeze_reference()
+    if isinstance(config.policy, OctoSettings):
+        policy.freeze_reference()
     return policy
 
 
@@ -124,8 +141,25 @@ def _say_adaptation(policy: Any, say: Say) -> None:
         say(policy.metadata()["adaptation"]["summary"])
 
 
+def run_demonstrations(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Demonstrations:
+    """Those of the warm start. An anchor needs them as long as the run lasts, so they are kept in its directory."""
+    warm, folder = config.warm_start, run_dir / "demonstrations"
+    assert warm is not None
+    if folder.exists():
+        return load_demonstrations(folder)
+    if warm.data is not None:
+        demos = demonstrations_from(warm.data, env.spec, warm)
+    else:
+        demos = demonstrations(config, warm, say)
+    if config.algorithm.anchor_coef:
+        with WholeFolder(folder) as part:
+            save_demonstrations(part, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed})
+    return demos
+
+
 def demonstrations(config: RunConfig, warm: WarmStartConfig, say: Say) -> Demonstrations:
-    env = build_env(config.env, max_steps=_demonstration_steps(config, warm))
+    needed = config.env.model_copy(update={"num_envs": min(config.env.num_envs, warm.collect.episodes)})
+    env = build_env(needed, max_steps=_demonstration_steps(config, warm))
     try:
         demos = collect_demonstrations(env, warm.collect, config.seed)
     finally:
@@ -135,21 +169,25 @@ def demonstrations(config: RunConfig, warm: WarmStartConfig, say: Say) -> Demons
 
 
 def _demonstration_steps(config: RunConfig, warm: WarmStartConfig) -> int:
-    chunk = config.env.chunk if config.env.type == "tabletop" else 1
+    chunk = config.env.chunk if isinstance(config.env, TabletopConfig | ProcessEnvConfig) else 1
     return -(-(warm.collect.scatter_steps + warm.collect.max_steps + 1) // chunk) * chunk
 
 
 def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, say: Say) -> Any:
     """Fit a fresh policy to demonstrations; normalisation statistics come from them."""
-    from vla_rlaif.jax_imitation import imitate
-    from vla_rlaif.policies.octo.statistics import Statistics
-
     assert config.warm_start is not None
-    assert isinstance(config.policy, OctoSettings)
-    obs, action = demos.samples(env.spec.chunk, config.policy.window)
+    if isinstance(config.policy, OctoSettings):
+        from vla_rlaif.jax_imitation import imitate
+    else:
+        from vla_rlaif.torch_imitation import imitate
+
+    window = config.policy.window if isinstance(config.policy, OctoSettings) else 1
+    obs, action = demos.samples(env.spec.chunk, window)
     state = obs.state.reshape(-1, obs.state.shape[-1])
-    statistics = Statistics.measured(action.reshape(-1, action.shape[-1]), state)
+    statistics = measure_statistics(config.policy, action.reshape(-1, action.shape[-1]), state)
     policy = build_policy(config.policy, env.spec, config.seed, statistics=statistics)
+    if isinstance(config.policy, LeRobotSettings):  # it brings its own window, and may predict more than is executed
+        obs, action = demonstrated(demos, config.policy, policy, env.spec)
     _say_adaptation(policy, say)
     on_start = lambda trained, frozen: say(f"imitate: {trained:,} parameters trained, {frozen:,} frozen")  # noqa: E731
     on_step = lambda step, loss: say(f"imitate step {step}: loss {loss:.4f}")  # noqa: E731
@@ -157,10 +195,6 @@ def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, sa
     fitted = imitate(policy, obs, action, settings, seed=config.seed, on_start=on_start, on_step=on_step)
     policy.load(fitted, 0)
     return policy
-
-
-def save_demos(folder: Path, demos: Demonstrations, config: RunConfig) -> None:
-    save_demonstrations(folder, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed})
 
 
 def _check(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -> None:
@@ -172,12 +206,19 @@ def _check(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -
         raise ValueError(f"{run_dir} already holds a run. Pass --resume to go on, --overwrite to replace it, or --out.")
     if resume and RunCheckpoints(run_dir / "checkpoints", 2).exists():
         old = RunConfig.model_validate(yaml.safe_load(saved.read_text()))
+        old, new = _without_layout(old), _without_layout(config)
         same = [k for k in RunConfig.model_fields if k not in ("out", "loop")]
-        differ = [k for k in same if getattr(old, k) != getattr(config, k)]
+        differ = [k for k in same if getattr(old, k) != getattr(new, k)]
         if differ:
             raise ValueError(
                 f"{run_dir} was started with other settings in: {', '.join(differ)}. Resume with {saved} or start anew."
             )
+
+
+def _without_layout(config: RunConfig) -> RunConfig:
+    """A checkpoint holds whole tensors, so a run may go on with other devices."""
+    layout = {"devices": None, "sharding": "replicated", "timeout_s": 1}
+    return config.model_copy(update={"learner": config.learner.model_copy(update=layout)})
 
 
 def _create(config: RunConfig, run_dir: Path, *, resume: bool) -> None:

@@ -23,6 +23,14 @@ class TimedEnv(Protocol):
 
 
 @runtime_checkable
+class WatchedEnv(Protocol):
+    """An env whose parts may fail: how many have so far, by kind."""
+
+    @property
+    def faults(self) -> Mapping[str, int]: ...
+
+
+@runtime_checkable
 class CompilingLearner(Protocol):
     """A learner on a backend that compiles: how often its process has done so."""
 
@@ -42,11 +50,13 @@ class CompileMeter:
 
 
 class Timer:
-    """Wall seconds of the phases of one step; the rollout is split into what the env and the rest took."""
+    """Wall seconds of the phases of one step; the rollout is split into what the env and the rest took. And how many
+    members and workers of the env failed in that time."""
 
     def __init__(self, env: VectorEnv):
         self._env = env
         self._seconds: dict[str, float] = {}
+        self._faults_before = self._faults()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -60,7 +70,11 @@ class Timer:
             self._add("policy", seconds - sum(split.values()))
 
     def metrics(self) -> dict[str, float]:
-        return {f"time/{name}_s": value for name, value in self._seconds.items()}
+        faults = {f"env/{kind}": float(n - self._faults_before[kind]) for kind, n in self._faults().items()}
+        return faults | {f"time/{name}_s": value for name, value in self._seconds.items()}
+
+    def _faults(self) -> Mapping[str, int]:
+        return self._env.faults if isinstance(self._env, WatchedEnv) else {}
 
     def _add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds

@@ -1,6 +1,11 @@
-"""torch learner: autograd and torch.optim. Same loss, same contract, same numbers as the JAX one."""
+"""torch learner: autograd and torch.optim. Same loss, same contract, same numbers as the JAX one.
 
-from collections.abc import Mapping
+Axes: see types.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,138 +15,231 @@ from jaxtyping import Float, Int
 from vla_rlaif.config import LearnerConfig
 from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
-from vla_rlaif.learning import merge_micro_batches, split_minibatches, summarise
-from vla_rlaif.types import Array, Batch, Observation, Targets, Weights
+from vla_rlaif.learning import Anchor, Chunks, Rows, Work, anchor_chunks, divide, merge_micro_batches, summarise
+from vla_rlaif.torch_imitation import imitable
+from vla_rlaif.torch_parallel import Blocked, Rank, Scorer, exchanged, like, local, micro_rows, whole
+from vla_rlaif.torch_training import Parameters, adamw, clipped_step, generator_for, on_device, trainable_copy
+from vla_rlaif.torch_weights import as_arrays, from_array, named_tensors, to_arrays
+from vla_rlaif.types import Batch, Observation, Targets, Weights
 
-Params = dict[str, torch.Tensor]
+Inputs = Mapping[str, torch.Tensor]
 
 
 @runtime_checkable
 class TorchPolicy(Protocol):
-    """What this learner needs beyond Policy: parameters and functions of them (torch.func.functional_call inside)."""
+    """What this learner needs beyond Policy. The functions below read the current parameters of ``module``."""
 
     @property
-    def params(self) -> Params: ...
+    def module(self) -> torch.nn.Module:
+        """All parameters, in eval mode. Their names are those of the weights; tied ones count once."""
+        ...
 
     @property
-    def trainable(self) -> frozenset[str]: ...
+    def trainable(self) -> frozenset[str]:
+        """Names of the parameters that the optimiser may move; float32."""
+        ...
 
     def inputs(
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
-    ) -> Mapping[str, np.ndarray]: ...
+    ) -> Mapping[str, np.ndarray]:
+        """Arrays for the functions below, leaves "B ...": only what re-scoring needs."""
+        ...
 
-    def means(self, params: Params, inputs: Mapping[str, Array]) -> Float[Array, "B S D"]: ...
+    def prepare(self, inputs: Inputs) -> Inputs:
+        """Run what no trainable parameter touches, once a batch; the result replaces the inputs of ``means`` and
+        ``score``. Called without gradients."""
+        ...
+
+    def means(self, inputs: Inputs) -> Float[torch.Tensor, "B S D"]:
+        """Means of the S Gaussians, for a closed-form KL."""
+        ...
 
     def score(
-        self, params: Params, inputs: Mapping[str, Array], reference: Float[Array, "B S D"] | None
-    ) -> tuple[Float[Array, "B S"], Float[Array, "B S"] | None]: ...
+        self, inputs: Inputs, reference: Float[torch.Tensor, "B S D"] | None
+    ) -> tuple[Float[torch.Tensor, "B S"], Float[torch.Tensor, "B S"] | None]:
+        """Log-probabilities and, given the reference's means, the KL to it; nats, float32."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Micro:
+    """One micro-batch on the device."""
+
+    inputs: Inputs
+    targets: Targets
+    reference: Float[torch.Tensor, "B S D"]
 
 
 class TorchLearner:
-    """Owns the trainable parameters, their running average, the reference and the optimiser."""
+    """Owns the trainable parameters, their running average, the reference and the optimiser.
 
-    def __init__(self, policy: TorchPolicy, algorithm: Algorithm, config: LearnerConfig):
-        if config.devices not in (None, 1):
-            raise ValueError(f"learner.devices is {config.devices}; a torch policy trains on one. Remove the key.")
+    It trains a copy of the policy, which shares what is frozen with the original. The copy's parameters have the newest
+    values; the reference's are exchanged with them, in place, while its means are computed. One of several ranks does
+    its part of every micro-batch; torch_ranks.py starts and feeds them.
+    """
+
+    def __init__(
+        self,
+        policy: TorchPolicy,
+        algorithm: Algorithm,
+        config: LearnerConfig,
+        anchor: Anchor | None = None,
+        *,
+        rank: Rank | None = None,
+    ):
         self.version, self._num_updates = 0, 0
-        self._policy, self._algorithm, self._config = policy, algorithm, config
-        copy = lambda: {k: policy.params[k].detach().clone() for k in sorted(policy.trainable)}  # noqa: E731
-        self._frozen = {k: v.detach() for k, v in policy.params.items() if k not in policy.trainable}
-        self._trained, self._average, self._reference = copy(), copy(), copy()
-        for value in self._trained.values():
-            value.requires_grad_(True)
-        self._optimizer = self._new_optimizer()
-
-    def _new_optimizer(self) -> torch.optim.AdamW:
-        """AdamW that decays the kernels only; which they are, `adamw` of jax_learner.py says too."""
-        kernels, rest = [], []
-        for name, value in self._trained.items():
-            is_kernel = "kernel" in name or (name.endswith("weight") and value.ndim > 1)
-            (kernels if is_kernel else rest).append(value)
-        groups = [{"params": kernels, "weight_decay": self._config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self._config.lr)
+        self._algorithm, self._config, self._anchor = algorithm, config, anchor
+        self._rank = Rank.alone() if rank is None else rank
+        check_sizes(config, anchor, self._rank.num_ranks)
+        self._policy = trainable_copy(policy, policy.trainable, self._rank.device)
+        self._anchor_inputs = {} if anchor is None else imitable(policy).imitation_inputs(anchor.obs)
+        self._scorer = Scorer(self._policy.module)
+        self._model = self._rank.place(self._scorer, self._policy.blocks if isinstance(self._policy, Blocked) else ())
+        tensors = named_tensors(self._policy.module)
+        self._frozen = {k: v for k, v in tensors.items() if k not in policy.trainable}
+        self._trained = {k: tensors[k] for k in sorted(policy.trainable)}
+        self._average, self._reference = ({k: v.detach().clone() for k, v in self._trained.items()} for _ in range(2))
+        self._optimizer = adamw(self._trained, lr=config.lr, weight_decay=config.weight_decay)
 
     def update(self, batch: Batch, seed: int) -> dict[str, float]:
         """All epochs over one batch; see JaxLearner.update."""
         if not len(batch.mask):
             return {"updates": 0.0}
-        rng = np.random.default_rng(seed)
-        minibatches = self._minibatches(batch, rng)
+        anchors = iter(())
+        if self._anchor is not None:
+            anchors = anchor_chunks(self._anchor_inputs, self._anchor, seed, self._config.micro_batches)
+        inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
+        return self.learn(divide(inputs, batch, seed, self._config, anchors))
+
+    def learn(self, work: Work) -> dict[str, float]:
+        """``update`` for work that has been cut up. Several ranks call it together, each with its part of the rows, and
+        get the metrics of all."""
+        minibatches = self._prepare(work)
         log, braked = [], False
-        for _ in range(self._config.epochs):
-            for i in rng.permutation(len(minibatches)):
-                log.append(self._step(minibatches[i]))
-                braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
-                if braked:
-                    break
+        for i in (i for order in work.orders for i in order):
+            generator = generator_for(self._rank.device, work.seed, len(log), self._rank.index)
+            log.append(self._step(minibatches[i], next(work.anchors, ()), generator))
+            braked = self._config.target_kl is not None and log[-1]["policy_kl"] > self._config.target_kl
             if braked:
                 break
         self.version += 1
         keep = self._config.ema
-        self._average = {k: keep * a + (1 - keep) * self._trained[k].detach() for k, a in self._average.items()}
+        for name, value in self._average.items():
+            local(value).mul_(keep).add_(local(self._trained[name]), alpha=1 - keep)
         return summarise(log, braked=braked)
 
-    def _step(self, micro: list[tuple]) -> dict[str, float]:
-        self._optimizer.zero_grad()
-        metrics, rows = [], []
-        for inputs, targets, reference in micro:
-            logp, kl = self._policy.score({**self._frozen, **self._trained}, inputs, reference)
-            loss, extra = self._algorithm.loss(logp, targets, kl)
-            loss.backward()  # micro-batches add up: every one divides by the same num_valid
-            metrics.append({"loss": loss.item(), **{k: v.item() for k, v in extra.items()}})
-            rows.append(float(targets.mask.sum()))
-        norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self._config.max_grad_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.lr * min(1.0, (self._num_updates + 1) / max(1, self._config.warmup_updates))
-        self._optimizer.step()
-        self._num_updates += 1
-        return {**merge_micro_batches(metrics, rows), "grad_norm": norm.item()}
-
     @torch.no_grad()
-    def _minibatches(self, batch: Batch, rng: np.random.Generator) -> list[list[tuple]]:
-        inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        parts = split_minibatches(rng, len(batch.mask), self._config.minibatch, self._config.micro_batches)
-        minibatches = []
-        for part in parts:
-            micro = []
-            for index, valid in part:
-                x = {k: torch.as_tensor(v[index]) for k, v in inputs.items()}
-                logp_old = self._policy.score({**self._frozen, **self._trained}, x, None)[0]
-                acted = None if batch.logp_acted is None else torch.as_tensor(batch.logp_acted[index])
-                cap = self._config.importance_cap
-                targets = Targets(
-                    logp_old=logp_old,
-                    importance=None if acted is None else importance_weights(logp_old, acted, cap=cap),
-                    advantage=torch.as_tensor(batch.advantage[index]),
-                    mask=torch.as_tensor(valid & batch.mask[index]),
-                    num_valid=batch.num_valid / len(parts),
-                )
-                micro.append((x, targets, self._policy.means({**self._frozen, **self._reference}, x)))
-            minibatches.append(micro)
-        return minibatches
+    def _prepare(self, work: Work) -> list[list[Micro]]:
+        """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
+        minibatches = [[self._targets(rows, work.num_valid) for rows in minibatch] for minibatch in work.minibatches]
+        with exchanged(self._trained, self._reference):
+            return [
+                [
+                    Micro(inputs=x, targets=targets, reference=self._scorer(self._policy.means, x))
+                    for x, targets in minibatch
+                ]
+                for minibatch in minibatches
+            ]
+
+    def _targets(self, rows: Rows, num_valid: float) -> tuple[Inputs, Targets]:
+        device = self._rank.device
+        x = self._scorer(self._policy.prepare, on_device(rows.inputs, device))
+        logp_old = self._scorer(self._policy.score, x, None)[0]
+        importance = None
+        if rows.logp_acted is not None:
+            acted = torch.tensor(rows.logp_acted, device=device)
+            importance = importance_weights(logp_old, acted, cap=self._config.importance_cap)
+        targets = Targets(
+            logp_old=logp_old,
+            importance=importance,
+            advantage=torch.tensor(rows.advantage, device=device),
+            mask=torch.tensor(rows.mask, device=device),
+            num_valid=num_valid,
+        )
+        return x, targets
+
+    def _step(
+        self, minibatch: Sequence[Micro], chunks: Sequence[Chunks], generator: torch.Generator
+    ) -> dict[str, float]:
+        """One optimiser update. Gradients of the micro-batches add up: every one divides by the same num_valid."""
+        self._optimizer.zero_grad()
+        results = []
+        for m, micro in enumerate(minibatch):
+            pull = {} if not chunks else {"anchor_loss": self._pull(chunks[m], generator)}
+            with self._rank.accumulate(self._model, is_last=m + 1 == len(minibatch)):
+                logp, kl = self._model(self._policy.score, micro.inputs, micro.reference)
+                loss, extra = self._algorithm.loss(logp, micro.targets, kl)
+                (loss * self._rank.num_ranks).backward()  # DDP and FSDP average over the ranks; the loss is a sum
+            metrics = {"loss": loss, **extra, **pull, "rows": micro.targets.mask.sum().to(loss.dtype)}
+            results.append({name: value.detach() for name, value in metrics.items()})  # keeps no activations
+        warmth = min(1.0, (self._num_updates + 1) / max(1, self._config.warmup_updates))
+        norm = clipped_step(
+            self._optimizer,
+            self._trained,
+            lr=self._config.lr * warmth,
+            max_grad_norm=self._config.max_grad_norm,
+        )
+        self._num_updates += 1
+        return {**self._merge(results), "grad_norm": norm.item()}
+
+    def _pull(self, chunks: Chunks, generator: torch.Generator) -> torch.Tensor:
+        """Adds the gradient of the anchor's loss, a mean over rows: over those of all ranks, their mean."""
+        x = on_device(chunks.inputs, self._rank.device)
+        action = torch.tensor(chunks.action, device=self._rank.device)
+        with self._rank.accumulate(self._model, is_last=False):
+            loss = self._model(imitable(self._policy).imitation_loss, x, action, generator, chunks.samples)
+            (loss * chunks.weight).backward()
+        return loss
+
+    def _merge(self, results: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
+        """Metrics of one update over the micro-batches of all ranks; one transfer from the device."""
+        names = list(results[0])
+        table = torch.stack([torch.stack([result[name] for name in names]) for result in results])
+        metrics = [dict(zip(names, row, strict=True)) for row in self._rank.gather(table).tolist()]
+        return merge_micro_batches(metrics, [one.pop("rows") for one in metrics])
+
+    @cached_property
+    def _frozen_arrays(self) -> Weights:
+        return as_arrays(self._frozen)
 
     def weights(self, *, averaged: bool = False) -> Weights:
-        trained = self._average if averaged else self._trained
-        return {k: v.detach().numpy().copy() for k, v in {**self._frozen, **trained}.items()}
+        return {**self._frozen_arrays, **self.trained(averaged=averaged)}
+
+    def trained(self, *, averaged: bool) -> Weights:
+        """Copies of what is not frozen. Collective; only the first rank gets them."""
+        return self._on_host(self._average if averaged else self._trained)
 
     def state(self) -> Weights:
         parts = {"params": self._trained, "average": self._average, "reference": self._reference}
-        flat = {f"{part}/{k}": v.detach().numpy().copy() for part, tree in parts.items() for k, v in tree.items()}
+        flat = {f"{part}/{k}": v for part, tree in parts.items() for k, v in tree.items()}
         for name, value in self._trained.items():
-            for key, moment in self._optimizer.state.get(value, {}).items():
-                flat[f"optimizer/{name}/{key}"] = moment.numpy().copy()
-        return {**flat, "num_updates": np.array(self._num_updates), "version": np.array(self.version)}
+            moments = self._optimizer.state.get(value, {})
+            flat |= {f"optimizer/{name}/{key}": moment for key, moment in moments.items()}
+        counts = {"num_updates": np.array(self._num_updates), "version": np.array(self.version)}
+        return {**self._on_host(flat), **counts}
 
+    def _on_host(self, tensors: Parameters) -> dict[str, np.ndarray]:
+        found = {}
+        for name, value in tensors.items():
+            gathered = whole(value)  # one at a time: all together may not fit
+            if self._rank.index == 0:
+                found |= to_arrays({name: gathered})
+        return found
+
+    @torch.no_grad()
     def restore(self, state: Weights) -> None:
-        part = lambda name: {k: torch.tensor(state[f"{name}/{k}"]) for k in self._trained}  # noqa: E731
-        self._average, self._reference = part("average"), part("reference")
-        with torch.no_grad():
-            for name, value in part("params").items():
-                self._trained[name].copy_(value)
-        self._optimizer = self._new_optimizer()
         for name, value in self._trained.items():
+            for part in (self._trained, self._average, self._reference):
+                key = "params" if part is self._trained else "average" if part is self._average else "reference"
+                local(part[name]).copy_(local(like(value, from_array(state[f"{key}/{name}"]))))
             prefix = f"optimizer/{name}/"
-            moments = {k.removeprefix(prefix): torch.tensor(v) for k, v in state.items() if k.startswith(prefix)}
-            if moments:
-                self._optimizer.state[value] = moments
+            moments = {k.removeprefix(prefix): from_array(v) for k, v in state.items() if k.startswith(prefix)}
+            self._optimizer.state[value] = {k: like(value, v) for k, v in moments.items()}
         self.version, self._num_updates = int(state["version"]), int(state["num_updates"])
+
+
+def check_sizes(config: LearnerConfig, anchor: Anchor | None, num_ranks: int) -> None:
+    """Raises ValueError if the micro-batches do not split over the ranks."""
+    micro_rows(config.minibatch, config.micro_batches, num_ranks, "learner.minibatch")
+    if anchor is not None:
+        micro_rows(anchor.batch, config.micro_batches, num_ranks, "algorithm.anchor_batch")

@@ -53,6 +53,7 @@ class Parts:
     algorithm: Algorithm
     preferences: PreferenceLearner | None  # None: the reward is not learned from labels
     metadata: Mapping[str, Any]  # of the policy, for its checkpoints
+    export: Callable[[Path, Path], None] | None = None  # writes ``policy`` once more into its checkpoints, for LeRobot
     stored: EpisodeStore | None = None  # groups that others have played, taken before any is played here
 
 
@@ -200,10 +201,10 @@ def _validate(config: RunConfig, parts: Parts, state: RunState, run_dir: Path) -
     weights = parts.learner.weights(averaged=True)
     parts.policy.load(weights, parts.learner.version)
     result = evaluate(parts.policy, parts.env, split=Split.VALIDATION, episodes=config.loop.validation_episodes)
-    parts.sync.receive(parts.policy)
     if result.success > state.best_success:
         state.best_success, state.best_step = result.success, state.step
-        save_policy(run_dir / "best", parts.metadata, weights)
+        save_policy(run_dir / "best", parts.metadata, weights, also=parts.export)
+    parts.sync.receive(parts.policy)
     return {"validation/success": result.success, "validation/low": result.low, "validation/high": result.high}
 
 

@@ -28,6 +28,8 @@ class EnvSpec:
     chunk: int  # H
     max_decisions: int  # T
     instructions: tuple[str, ...]  # every sentence the task can say
+    fps: int | None = None  # env steps a second of the robot's time, which datasets are compared by; None: not known
+    num_tasks: int = 1  # a start seed modulo this number chooses the task, where an env has several
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,8 @@ from vla_rlaif.policies.octo.spec import (
 )
 from vla_rlaif.policies.octo.statistics import Statistics
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
-from vla_rlaif.policy_config import LoraTuning, OctoCheckpointConfig, OctoConfig, OctoSettings, SmallStemConfig
+from vla_rlaif.policy_config import OctoCheckpointConfig, OctoConfig, OctoSettings, SmallStemConfig
+from vla_rlaif.tune_config import LoraTuning
 from vla_rlaif.types import EnvSpec, Weights
 
 

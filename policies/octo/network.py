@@ -23,7 +23,8 @@ from vla_rlaif.policies.octo.images import resize_frames
 from vla_rlaif.policies.octo.model import LANGUAGE, Inputs, Layout, OctoTokens, Tokens, attention_mask
 from vla_rlaif.policies.octo.spec import DiffusionSpec, ImageSpec, ModelSpec
 from vla_rlaif.policies.octo.transformer import BlockTransformer
-from vla_rlaif.policy_config import FullTuning, LoraTuning, OctoSettings
+from vla_rlaif.policy_config import OctoSettings
+from vla_rlaif.tune_config import FullTuning, LoraTuning
 
 Params = Mapping[str, jax.Array]
 HEAD = "heads_action/"

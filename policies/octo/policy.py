@@ -17,7 +17,8 @@ from vla_rlaif.policies.octo.language import Language
 from vla_rlaif.policies.octo.lora import PREFIX as LORA
 from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE, OctoNetwork, Params, with_reference
 from vla_rlaif.policies.octo.statistics import Statistics
-from vla_rlaif.policy_config import HeadTuning, LoraTuning
+from vla_rlaif.policies.rows import distinct_rows
+from vla_rlaif.tune_config import HeadTuning, LoraTuning
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
 
 FEATURE_BATCH = 64  # rows per call when computing features; the last call is padded
@@ -216,16 +217,6 @@ class OctoPolicy:
         clipped, total = self._clipped
         self._clipped = np.zeros(2, np.int64)
         return {"policy/saturated_share": float(clipped / total) if total else float("nan")}
-
-
-def distinct_rows(inputs: Mapping[str, np.ndarray]) -> tuple[Int[np.ndarray, " U"], Int[np.ndarray, " N"]]:
-    """(first row of each distinct one, which of those each row equals): compared byte by byte over all inputs."""
-    num = len(inputs["state"])
-    flat = [np.ascontiguousarray(value).reshape(num, -1).view(np.uint8) for value in inputs.values()]
-    seen: dict[bytes, int] = {}
-    inverse = np.array([seen.setdefault(b"".join(v[i].tobytes() for v in flat), len(seen)) for i in range(num)])
-    _, rows = np.unique(inverse, return_index=True)
-    return rows, inverse
 
 
 def _on_device(inputs: Mapping[str, jax.Array | np.ndarray]) -> dict[str, jax.Array]:

@@ -52,7 +52,8 @@ def test_both_agree() -> None:
     np.testing.assert_allclose(a.logp, b.logp, rtol=1e-5)
     inputs = ours.inputs(obs, a.trace, EXECUTED)
     grads = jax.grad(lambda p: ours.score(p, inputs)[0].sum())(dict(ours.params))
-    logp, _ = theirs.score(theirs.params, theirs.inputs(obs, a.trace, EXECUTED))
+    tensors = {name: torch.tensor(value) for name, value in theirs.inputs(obs, a.trace, EXECUTED).items()}
+    logp, _ = theirs.score(tensors, None)
     logp.sum().backward()
     np.testing.assert_allclose(ours.score(ours.params, inputs)[0], logp.detach().numpy(), rtol=1e-5, atol=1e-6)
     for name, parameter in theirs.module.named_parameters():

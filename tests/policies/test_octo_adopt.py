@@ -13,7 +13,8 @@ from vla_rlaif.policies.octo.adopt import export_folder, from_folder
 from vla_rlaif.policies.octo.construct import from_parts
 from vla_rlaif.policies.octo.official import read_folder
 from vla_rlaif.policies.octo.policy import OctoPolicy
-from vla_rlaif.policy_config import LoraTuning, OctoCheckpointConfig
+from vla_rlaif.policy_config import OctoCheckpointConfig
+from vla_rlaif.tune_config import LoraTuning
 from vla_rlaif.types import EnvSpec, Observation
 
 SOURCE = GOLDEN / "tiny_ckpt"

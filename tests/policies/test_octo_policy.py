@@ -17,8 +17,8 @@ from vla_rlaif.policies.octo.lora import PREFIX as LORA
 from vla_rlaif.policies.octo.network import HEAD, REFERENCE, TABLE
 from vla_rlaif.policies.octo.policy import OctoPolicy
 from vla_rlaif.policies.octo.statistics import Statistics
-from vla_rlaif.policy_config import FullTuning, LoraTuning
 from vla_rlaif.rollout import windowed
+from vla_rlaif.tune_config import FullTuning, LoraTuning
 from vla_rlaif.types import Observation
 
 

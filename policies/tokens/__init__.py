@@ -1,0 +1,1 @@
+"""Vision-language models that write actions as tokens, in process or through vLLM."""
