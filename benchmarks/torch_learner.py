@@ -118,7 +118,7 @@ def by_hand(policy: Tower, config: LearnerConfig) -> Callable[[Batch], None]:
     optimizer = adamw(parameters, lr=config.lr, weight_decay=0.0)
 
     def update(batch: Batch) -> None:
-        work = divide(policy.inputs(batch.obs, batch.trace, batch.executed), batch, 0, config, iter(()))
+        work = divide(policy.inputs(batch.obs, batch.trace, batch.executed), batch, 0, config, None, {})
         minibatches = []
         with torch.no_grad():
             for (rows,) in work.minibatches:

@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vla_rlaif.envs.single import Reading, SingleSpec
+from vla_rlaif.envs.single import Reading, SingleSpec, recorded, replayed
 
 RENDER = "render"  # a camera that is the env's own render() instead of a part of the observation
 TERMINATED, REWARD = "terminated", "reward"  # sources of success and progress that are not in info
@@ -103,14 +103,10 @@ class GymnasiumTask:
         return b"\n".join([rng.encode(), self._instruction.encode(), *rows])
 
     def snapshot(self) -> bytes:
-        return json.dumps({"seed": self._seed, "actions": self._actions}).encode()
+        return recorded(self._seed, self._actions)
 
     def restore(self, snapshot: bytes) -> Reading:
-        saved = json.loads(snapshot)
-        reading = self.reset(saved["seed"])
-        for action in saved["actions"]:
-            reading = self.step(np.array(action))
-        return reading
+        return replayed(self, snapshot)
 
     def close(self) -> None:
         self._env.close()

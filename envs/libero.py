@@ -11,7 +11,6 @@ robosuite keeps its controller's state in Python, so ``restore`` plays the episo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ import mujoco
 import numpy as np
 
 from vla_rlaif.envs.gl import Cameras, make_fast
-from vla_rlaif.envs.single import Reading, SingleSpec
+from vla_rlaif.envs.single import Reading, SingleSpec, recorded, replayed
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 ACTION_DIM, STATE_DIM, FPS = 7, 8, 20
@@ -124,14 +123,10 @@ class LiberoTask:
         return b"\n".join([self._benchmark.get_task(self._task).name.encode(), *(p.tobytes() for p in parts)])
 
     def snapshot(self) -> bytes:
-        return json.dumps({"seed": self._seed, "actions": self._actions}).encode()
+        return recorded(self._seed, self._actions)
 
     def restore(self, snapshot: bytes) -> Reading:
-        saved = json.loads(snapshot)
-        reading = self.reset(saved["seed"])
-        for action in saved["actions"]:
-            reading = self.step(np.array(action))
-        return reading
+        return replayed(self, snapshot)
 
     def close(self) -> None:
         for env in self._envs.values():

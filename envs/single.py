@@ -6,6 +6,8 @@ the rest of the system. P proprioception dims, A action dims, C cameras; images 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -78,3 +80,17 @@ class TeachingEnv(Protocol):
     def expert(self) -> np.ndarray:
         """The expert's action "A" in the present state, float32 in [-1, 1]."""
         ...
+
+
+def recorded(seed: int | None, actions: Sequence[Sequence[float]]) -> bytes:
+    """The snapshot of an env that can only go back by playing its episode again."""
+    return json.dumps({"seed": seed, "actions": actions}).encode()
+
+
+def replayed(env: SingleEnv, snapshot: bytes) -> Reading:
+    """Play the episode of a ``recorded`` snapshot again; costs the steps that it holds."""
+    saved = json.loads(snapshot)
+    reading = env.reset(saved["seed"])
+    for action in saved["actions"]:
+        reading = env.step(np.array(action))
+    return reading

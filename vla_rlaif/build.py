@@ -255,7 +255,7 @@ def build_algorithm(config: RunConfig) -> GRPO:
 
 def build_learner(config: RunConfig, policy: Any, spec: EnvSpec, anchor: Anchor | None = None) -> Learner:
     algorithm, learner = build_algorithm(config), config.learner
-    if isinstance(config.policy, OctoSettings) or config.policy.backend == "jax":
+    if config.policy.backend == "jax":
         from vla_rlaif.jax_learner import JaxLearner
 
         return JaxLearner(policy, algorithm, learner, anchor)

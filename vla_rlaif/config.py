@@ -13,10 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from vla_rlaif.config_base import Fraction, Model, Positive
 from vla_rlaif.env_config import EnvConfig, PointReachConfig, TabletopConfig
-from vla_rlaif.lerobot_config import LeRobotSettings
-from vla_rlaif.policy_config import OctoConfig, OctoSettings, PolicyConfig, SmallStemConfig
+from vla_rlaif.policy_config import OctoConfig, PolicyConfig, SmallStemConfig, VLASettings
 from vla_rlaif.reward_config import PixelDistanceConfig, PreferenceRewardConfig, RewardConfig
-from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.warm_start_config import WarmStartConfig
 
 
@@ -111,7 +109,7 @@ class RunConfig(Model):
             self._octo_sees(self.policy, self.env)
         if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
             raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
-        can_imitate = isinstance(self.policy, OctoSettings | LeRobotSettings | TokenVLAConfig)
+        can_imitate = isinstance(self.policy, VLASettings)
         if not can_imitate and self.warm_start is not None:
             raise ValueError(f"warm_start is for vision-language policies, not for {self.policy.type}. Remove it.")
         if isinstance(self.reward, PreferenceRewardConfig):
@@ -119,7 +117,7 @@ class RunConfig(Model):
         return self
 
     def _learner_fits(self) -> None:
-        is_torch = not isinstance(self.policy, OctoSettings) and self.policy.backend == "torch"
+        is_torch = self.policy.backend == "torch"
         if self.learner.sharding == "fsdp" and not is_torch:
             raise ValueError(f"learner.sharding fsdp is for torch policies, not {self.policy.type}. Remove the key.")
         if not self.algorithm.anchor_coef:

@@ -23,7 +23,6 @@ from vla_rlaif.learning import (
     Anchor,
     Chunks,
     Work,
-    anchor_chunks,
     divide,
     is_kernel,
     merge_micro_batches,
@@ -147,6 +146,7 @@ class JaxLearner:
         self._compiled = CompileCounter()
         self._placement = Placement.of(config.devices)
         self._placement.micro_rows(config.minibatch, config.micro_batches, "learner.minibatch")
+        self._anchor_inputs: Mapping[str, np.ndarray] = {}
         if anchor is not None:
             self._placement.micro_rows(anchor.batch, config.micro_batches, "algorithm.anchor_batch")
             self._compile_anchor(policy, anchor)
@@ -215,11 +215,8 @@ class JaxLearner:
         """All epochs over one batch, until the KL brake. An anchor's demonstrations depend on ``seed`` only."""
         if not len(batch.mask):
             return {"updates": 0.0}
-        anchors = iter(())
-        if self._anchor is not None:
-            anchors = anchor_chunks(self._anchor_inputs, self._anchor, seed, self._config.micro_batches)
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        work = divide(inputs, batch, seed, self._config, anchors)
+        work = divide(inputs, batch, seed, self._config, self._anchor, self._anchor_inputs)
         minibatches, log, braked = self._prepared(work), [], False
         for i in (i for order in work.orders for i in order):
             log.append(self._step(minibatches[i], next(work.anchors, ()), seed, len(log)))

@@ -65,10 +65,14 @@ def divide(
     batch: Batch,
     seed: int,
     config: LearnerConfig,
-    anchors: Iterator[Sequence[Chunks]],
+    anchor: Anchor | None,
+    anchor_inputs: Mapping[str, np.ndarray],
 ) -> Work:
-    """Cut up a batch. The composition of the minibatches is fixed for the call, only their order changes from epoch to
-    epoch, so that at lr 0 every ratio is exactly 1 in every epoch."""
+    """Cut up a batch; ``anchor_inputs`` are those of all steps of the anchor.
+
+    The composition of the minibatches is fixed for the call, only their order changes from epoch to epoch, so that at
+    lr 0 every ratio is exactly 1 in every epoch.
+    """
     rng = np.random.default_rng(seed)
     parts = split_minibatches(rng, len(batch.mask), config.minibatch, config.micro_batches)
 
@@ -84,12 +88,12 @@ def divide(
         minibatches=([rows(*one) for one in part] for part in parts),
         orders=[rng.permutation(len(parts)).tolist() for _ in range(config.epochs)],
         num_valid=batch.num_valid / len(parts),
-        anchors=anchors,
+        anchors=iter(()) if anchor is None else _anchor_chunks(anchor_inputs, anchor, seed, config.micro_batches),
         seed=seed,
     )
 
 
-def anchor_chunks(
+def _anchor_chunks(
     inputs: Mapping[str, np.ndarray], anchor: Anchor, seed: int, micro_batches: int
 ) -> Iterator[list[Chunks]]:
     """Demonstrated steps for each optimiser update of one batch; ``inputs`` are those of all steps. They depend on

@@ -20,7 +20,7 @@ from vla_rlaif.checkpoint import WholeFolder, save_policy, write_whole
 from vla_rlaif.config import RunConfig
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.lerobot_config import LeRobotSettings
-from vla_rlaif.policy_config import OctoSettings
+from vla_rlaif.policy_config import VLASettings
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
 from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join
 from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
@@ -125,7 +125,7 @@ def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) 
 
 
 def export(config: RunConfig, folder: Path, to: Path, step: int, say: Say) -> None:
-    if not isinstance(config.policy, OctoSettings | LeRobotSettings | TokenVLAConfig):
+    if not isinstance(config.policy, VLASettings):
         raise ValueError(f"export is for vision-language policies; the config has policy.type {config.policy.type}.")
     env = build_env(config.env)
     env.close()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from vla_rlaif.config_base import Model, Positive
-from vla_rlaif.lerobot_config import LeRobotConfig, SmolVLAConfig
+from vla_rlaif.lerobot_config import LeRobotConfig, LeRobotSettings, SmolVLAConfig
 from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.tune_config import HeadTuning, LoraTuning, TuneConfig
 
@@ -49,6 +49,10 @@ class OctoSettings(Model):
     tune: TuneConfig = HeadTuning()
     logp_reduction: Literal["mean", "sum"] = "mean"  # over the action dims of a denoising step
     compute: Literal["float32", "bfloat16"] = "float32"  # of the trunk; head and log-probs are always float32
+
+    @property
+    def backend(self) -> Literal["jax"]:
+        return "jax"
 
 
 class OctoConfig(OctoSettings):
@@ -134,6 +138,8 @@ class CustomPolicyConfig(Model):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+# What can imitate demonstrations, is kept as a run's start, and has a form of its origin to be exported in.
+VLASettings = OctoSettings | LeRobotSettings | TokenVLAConfig
 PolicyConfig = (
     OctoConfig
     | OctoCheckpointConfig

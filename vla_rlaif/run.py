@@ -38,10 +38,9 @@ from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.metrics import MetricsLog
-from vla_rlaif.policy_config import OctoSettings
+from vla_rlaif.policy_config import OctoSettings, VLASettings
 from vla_rlaif.report import write_report
 from vla_rlaif.rollout import Split, train_starts
-from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.train import train
 from vla_rlaif.warm_start_config import WarmStartConfig
 from vla_rlaif.warm_start_data import demonstrations_from
@@ -116,7 +115,7 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
     folder = run_dir / "start"
     if config.algorithm.anchor_coef:
         run_demonstrations(config, env, run_dir, say)
-    if not isinstance(config.policy, OctoSettings | LeRobotSettings | TokenVLAConfig):
+    if not isinstance(config.policy, VLASettings):
         return build_policy(config.policy, env.spec, config.seed)
     if not folder.exists():
         warm = config.warm_start
@@ -176,7 +175,7 @@ def _demonstration_steps(config: RunConfig, warm: WarmStartConfig) -> int:
 def imitated_policy(config: RunConfig, demos: Demonstrations, env: VectorEnv, say: Say) -> Any:
     """Fit a fresh policy to demonstrations; normalisation statistics come from them."""
     assert config.warm_start is not None
-    if isinstance(config.policy, OctoSettings):
+    if config.policy.backend == "jax":
         from vla_rlaif.jax_imitation import imitate
     else:
         from vla_rlaif.torch_imitation import imitate

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from vla_rlaif.config import LearnerConfig
 from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
-from vla_rlaif.learning import Anchor, Chunks, Rows, Work, anchor_chunks, divide, merge_micro_batches, summarise
+from vla_rlaif.learning import Anchor, Chunks, Rows, Work, divide, merge_micro_batches, summarise
 from vla_rlaif.torch_imitation import imitable
 from vla_rlaif.torch_parallel import Blocked, Rank, Scorer, exchanged, like, local, micro_rows, whole
 from vla_rlaif.torch_training import Parameters, adamw, clipped_step, generator_for, on_device, trainable_copy
@@ -105,11 +105,8 @@ class TorchLearner:
         """All epochs over one batch; see JaxLearner.update."""
         if not len(batch.mask):
             return {"updates": 0.0}
-        anchors = iter(())
-        if self._anchor is not None:
-            anchors = anchor_chunks(self._anchor_inputs, self._anchor, seed, self._config.micro_batches)
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        return self.learn(divide(inputs, batch, seed, self._config, anchors))
+        return self.learn(divide(inputs, batch, seed, self._config, self._anchor, self._anchor_inputs))
 
     def learn(self, work: Work) -> dict[str, float]:
         """``update`` for work that has been cut up. Several ranks call it together, each with its part of the rows, and

@@ -17,7 +17,7 @@ import torch
 from vla_rlaif.checkpoint import save_policy
 from vla_rlaif.config import LearnerConfig
 from vla_rlaif.interfaces import Algorithm
-from vla_rlaif.learning import Anchor, Chunks, Rows, Work, anchor_chunks, divide
+from vla_rlaif.learning import Anchor, Chunks, Rows, Work, divide
 from vla_rlaif.rank_group import Arrays, Link, RankGroup
 from vla_rlaif.torch_imitation import imitable
 from vla_rlaif.torch_learner import TorchLearner, TorchPolicy, check_sizes
@@ -93,11 +93,8 @@ class TorchRanks:
         """See JaxLearner.update."""
         if not len(batch.mask):
             return {"updates": 0.0}
-        anchors = iter(())
-        if self._anchor is not None:
-            anchors = anchor_chunks(self._anchor_inputs, self._anchor, seed, self._config.micro_batches)
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        work = divide(inputs, batch, seed, self._config, anchors)
+        work = divide(inputs, batch, seed, self._config, self._anchor, self._anchor_inputs)
         answers = self._group.ask("update", self._messages(work))
         self.version += 1
         return answers[0][0]["metrics"]
