@@ -1,7 +1,16 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, save_policy
+from vla_rlaif.checkpoint_writer import CheckpointWriter
 
 TENSORS = {"a/b": np.arange(6, dtype=np.float32).reshape(2, 3), "version": np.array(3)}
 
@@ -67,9 +76,6 @@ def test_nothing_to_resume_says_why(tmp_path):
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     """The write fails half way; the checkpoint before it stays whole and no half folder is left."""
-    import errno
-    import os
-
     checkpoints = RunCheckpoints(tmp_path, keep=2)
     checkpoints.save(1, {}, TENSORS)
 
@@ -81,3 +87,97 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         checkpoints.save(2, {}, TENSORS)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     assert checkpoints.load_latest()[0]["step"] == 1
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+def test_a_checkpoint_is_written_in_the_background_and_there_at_the_end(tmp_path, monkeypatch):
+    """The disk is held up until the writer has been left alone for a while."""
+    fsync, may_write = os.fsync, threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda file: (wait_for(may_write), fsync(file)))
+    checkpoints = RunCheckpoints(tmp_path, keep=2)
+    with CheckpointWriter(checkpoints, timeout_s=20.0) as writer:
+        writer.save(1, {}, TENSORS)
+        writer.check()
+        assert not checkpoints.exists()
+        may_write.set()
+        writer.save(2, {"minutes": 1.5}, TENSORS)  # waits for the first
+        assert checkpoints.exists()
+    assert checkpoints.load_latest()[0]["minutes"] == 1.5
+
+
+@pytest.mark.parametrize("noticed", ["check", "save", "exit"])
+def test_an_error_of_the_disk_reaches_the_run(tmp_path, monkeypatch, noticed):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        CheckpointWriter(RunCheckpoints(tmp_path, 2), timeout_s=20.0) as w,
+    ):
+        w.save(1, {}, TENSORS)
+        deadline = time.monotonic() + 20
+        while noticed == "check" and time.monotonic() < deadline:
+            w.check()
+        if noticed == "save":
+            w.save(2, {}, TENSORS)
+
+
+def test_what_went_wrong_first_is_what_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: 1 / 0)
+    with (
+        pytest.raises(ValueError, match="of the loop"),
+        CheckpointWriter(RunCheckpoints(tmp_path, 2), timeout_s=20.0) as w,
+    ):
+        w.save(1, {}, TENSORS)
+        raise ValueError("of the loop")
+
+
+def test_a_disk_that_hangs_is_an_error(tmp_path, monkeypatch):
+    may_write = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: wait_for(may_write))
+    writer = CheckpointWriter(RunCheckpoints(tmp_path, 2), timeout_s=0.1)
+    writer.save(7, {}, TENSORS)
+    with pytest.raises(TimeoutError, match=r"checkpoint of step 7 is not written after 0\.1 s"):
+        writer.wait()
+    may_write.set()
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(20)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from vla_rlaif.checkpoint import RunCheckpoints
+from vla_rlaif.checkpoint_writer import CheckpointWriter
+
+tensors = {"weight": np.arange(10_000, dtype=np.float32)}
+fsync, left = os.fsync, int(sys.argv[2])
+
+def die(file):
+    global left
+    fsync(file)
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with CheckpointWriter(RunCheckpoints(Path(sys.argv[1]), 2), timeout_s=20.0) as writer:
+    writer.save(1, {}, tensors)
+    writer.wait()
+    os.fsync = die
+    writer.save(2, {}, tensors)
+"""
+
+
+@pytest.mark.parametrize("files_written", [0, 1])
+def test_sigkill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, files_written):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(files_written)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    state, tensors, problems = RunCheckpoints(tmp_path, keep=2).load_latest()
+    assert (state["step"], problems) == (1, [])
+    np.testing.assert_array_equal(tensors["weight"], np.arange(10_000))

@@ -11,8 +11,9 @@ from vla_rlaif.build import build_env, build_parts, build_policy
 from vla_rlaif.config import RunConfig, parse_config
 from vla_rlaif.episode_store import EpisodeStore, Taken
 from vla_rlaif.metrics import MetricsLog, read_metrics
-from vla_rlaif.rollout import rollout, train_starts
-from vla_rlaif.train import Parts, train
+from vla_rlaif.parts import Parts
+from vla_rlaif.rollout import train_starts
+from vla_rlaif.train import train
 from vla_rlaif.types import Episodes
 
 EVERY_STEP = {"checkpoint_every": 1}
@@ -89,7 +90,8 @@ def test_training_takes_stored_groups_and_goes_on_playing(tmp_path: Path, backen
     store = EpisodeStore(tmp_path / "store")
     config, parts = build("a", 3)
     for version in (0, 0):  # two shards of the start policy: the second is one update old when it is used
-        played = rollout(parts.policy, parts.env, train_starts(9, version, 2, 4), seed=9)
+        played = parts.rollouts.play(train_starts(9, version, 2, 4), seed=9).episodes
+        assert played is not None
         store.append("night", replace(played, version=version))
     with MetricsLog(tmp_path / "a") as log:
         train(config, parts, log, tmp_path / "a", resume=False, say=lambda text: None)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import yaml
 
 from vla_rlaif.build import build_env, build_parts, build_policy
 from vla_rlaif.config import parse_config
+from vla_rlaif.interfaces import Rollouts
 from vla_rlaif.metrics import MetricsLog, read_metrics
+from vla_rlaif.rollout import Split
 from vla_rlaif.train import train
+from vla_rlaif.types import Played, Starts
 
 BASE = {
     "name": "test",
@@ -54,7 +58,7 @@ def go(tmp_path, *, resume=False, until=None, **sections):
 
 def comparable(lines):
     """Everything but wall-clock times."""
-    timed = ("time/", "minutes", "reward/fit_s", "jax/")
+    timed = ("time/", "minutes", "reward/fit_s", "jax/", "idle/", "sync/", "episodes/carried")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 
@@ -68,7 +72,8 @@ def test_learns_from_pixels_alone(tmp_path, backend):
 
 def test_counts_of_episodes_add_up(tmp_path):
     for line in go(tmp_path, until=3):
-        assert line["episodes/trained"] + line["episodes/failed"] + line["episodes/evicted"] == 64
+        ends = line["episodes/trained"] + line["episodes/failed"] + line["episodes/evicted"]
+        assert ends == line["episodes/ordered"] == 64
 
 
 def test_resumes_bit_equal_with_a_learned_reward(tmp_path):
@@ -79,25 +84,29 @@ def test_resumes_bit_equal_with_a_learned_reward(tmp_path):
     assert [line["labels/total"] for line in straight if "labels/total" in line] == [140, 180, 200]
 
 
-def test_policy_update_never_reads_success(tmp_path, monkeypatch):
+def test_policy_update_never_reads_success(tmp_path):
     """With a learned reward, success and truth may be anything after labelling: the losses do not change."""
-    import vla_rlaif.train as module
+
+    class Blind:
+        """Rollouts whose training episodes say the opposite of what happened; the first labels see the truth."""
+
+        def __init__(self, rollouts: Rollouts) -> None:
+            self.spec, self.num_envs, self.window = rollouts.spec, rollouts.num_envs, rollouts.window
+            self._rollouts = rollouts
+
+        def play(self, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Played:
+            played = self._rollouts.play(starts, seed=seed, noise_scale=noise_scale)
+            if starts.seed[0] >> 48 != Split.TRAIN:
+                return played
+            e = played.episodes
+            assert e is not None
+            return Played(episodes=replace(e, success=~e.success, truth=-e.truth))
 
     plain = go(tmp_path / "a", until=2, reward=LEARNED)
-    original = module.rollout
-
-    def blind(*args, **kwargs):
-        from dataclasses import replace
-
-        episodes = original(*args, **kwargs)
-        return replace(episodes, success=~episodes.success, truth=-episodes.truth)
-
     config, parts = start(tmp_path / "b", reward=LEARNED)
-    module._first_labels(config, parts)  # labels see the truth
-    monkeypatch.setattr(module, "rollout", blind)
-    monkeypatch.setattr(module, "_first_labels", lambda *_: "done")
     with MetricsLog(tmp_path / "b") as log:
-        train(config, parts, log, tmp_path / "b", resume=False, say=print, until=2)
+        blind = replace(parts, rollouts=Blind(parts.rollouts))
+        train(config, blind, log, tmp_path / "b", resume=False, say=print, until=2)
     changed = read_metrics(tmp_path / "b" / "metrics.jsonl")
     assert [line["loss"] for line in changed] == [line["loss"] for line in plain]
     assert changed[0]["rollout/success"] != plain[0]["rollout/success"]
@@ -116,8 +125,10 @@ def test_a_run_without_anything_to_learn_stops_with_a_diagnosis(tmp_path, functi
 
 
 def test_a_killed_process_resumes_bit_equal(tmp_path):
-    """SIGKILL at some moment of the real command; the resumed run writes the numbers of an uninterrupted one."""
-    config = {**BASE, "evaluate": {"episodes": 64, "clips": 2}, "reward": LEARNED}
+    """SIGKILL at some moment of the real command, while steps are played ahead and checkpoints written; the resumed run
+    writes the numbers of an uninterrupted one."""
+    loop = {**BASE["loop"], "steps": 15, "overlap": True}
+    config = {**BASE, "evaluate": {"episodes": 64, "clips": 2}, "reward": LEARNED, "loop": loop}
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "vla_rlaif", "train", str(path)]

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from vla_rlaif.interfaces import Policy, VectorEnv
+from vla_rlaif.interfaces import Rollouts
 from vla_rlaif.metrics import wilson
-from vla_rlaif.rollout import Split, held_out_starts, rollout
+from vla_rlaif.rollout import Split, concatenate, held_out_starts, take, take_starts
+from vla_rlaif.types import Episodes, Starts
 
+ATTEMPTS = 3  # at playing what was lost
 EVALUATION_SEED = 0  # the same latent noise for every policy and run
 
 
@@ -28,13 +30,13 @@ class Evaluation:
         return len(self.outcomes)
 
 
-def evaluate(policy: Policy, env: VectorEnv, *, split: Split, episodes: int, clips: int = 0) -> Evaluation:
+def evaluate(rollouts: Rollouts, *, split: Split, episodes: int, clips: int = 0) -> Evaluation:
     """A member whose simulation broke counts as a failure here: the policy was given its one try."""
-    starts = held_out_starts(split, episodes, env.spec.num_tasks)
-    played = rollout(policy, env, starts, seed=EVALUATION_SEED, noise_scale=0.0)
+    starts = held_out_starts(split, episodes, rollouts.spec.num_tasks, rollouts.spec.num_starts)
+    played = play_all(rollouts, starts, seed=EVALUATION_SEED, noise_scale=0.0)
     outcomes = played.success & played.valid
     low, high = wilson(int(outcomes.sum()), episodes)
-    camera = env.spec.cameras[0]
+    camera = rollouts.spec.cameras[0]
     return Evaluation(
         success=float(outcomes.mean()),
         low=low,
@@ -43,3 +45,20 @@ def evaluate(policy: Policy, env: VectorEnv, *, split: Split, episodes: int, cli
         frames=played.images[camera][:clips],
         instruction=played.instruction[:clips],
     )
+
+
+def play_all(rollouts: Rollouts, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Episodes:
+    """Every start's episode, in order; those whose worker was lost are played again.
+
+    Raises RuntimeError if that does not bring them.
+    """
+    missing, parts = np.arange(len(starts.seed)), []
+    for _ in range(ATTEMPTS):
+        played = rollouts.play(take_starts(starts, missing), seed=seed, noise_scale=noise_scale)
+        if played.episodes is not None:
+            parts.append((missing[np.isin(starts.group[missing], played.episodes.starts.group)], played.episodes))
+            missing = np.setdiff1d(missing, parts[-1][0])
+        if not len(missing):
+            rows, episodes = np.concatenate([rows for rows, _ in parts]), concatenate([e for _, e in parts])
+            return episodes if len(parts) == 1 else take(episodes, np.argsort(rows))
+    raise RuntimeError(f"{len(missing)} of {len(starts.seed)} episodes were lost with their workers {ATTEMPTS} times.")

@@ -6,7 +6,21 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from vla_rlaif.types import Array, Batch, Decision, EnvSpec, Episodes, Observation, Targets, Transition, Weights
+from vla_rlaif.preferences.data import Answers
+from vla_rlaif.types import (
+    Array,
+    Batch,
+    Decision,
+    EnvSpec,
+    Episodes,
+    Observation,
+    Played,
+    Starts,
+    SyncResult,
+    Targets,
+    Transition,
+    Weights,
+)
 
 
 @runtime_checkable
@@ -77,6 +91,13 @@ class Labeller(Protocol):
 
 
 @runtime_checkable
+class DetailedLabeller(Protocol):
+    """A labeller that can say more than a probability: what it said in both orders, and how often it said nonsense."""
+
+    def answers(self, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Answers: ...
+
+
+@runtime_checkable
 class Encoder(Protocol):
     """Frozen features of single frames, on which reward heads are trained."""
 
@@ -119,6 +140,10 @@ class Learner(Protocol):
         """The newest weights, or their running average (the ones to evaluate)."""
         ...
 
+    def trained(self, *, averaged: bool) -> Weights:
+        """The part of ``weights`` that training changes; copies."""
+        ...
+
     def state(self) -> Weights:
         """Everything that a bit-equal continuation needs, by name; ``restore`` takes it back."""
         ...
@@ -128,8 +153,40 @@ class Learner(Protocol):
 
 @runtime_checkable
 class WeightSync(Protocol):
-    """Moves weights from the learner to policies. Collective: both ends call, in the same order."""
+    """Moves weights from the learner to those who act. Never called while they play."""
 
-    def send(self, weights: Weights, version: int) -> None: ...
+    def publish(self, *, averaged: bool = False) -> SyncResult:
+        """The newest weights, or their running average: what is played from now on has this version. Whoever did not
+        get them plays nothing until it has. Raises RuntimeError if nobody got them."""
+        ...
 
-    def receive(self, policy: Policy) -> None: ...
+
+@runtime_checkable
+class Rollouts(Protocol):
+    """Plays episodes with the weights that were published last. Knows policies and envs, and nothing of rewards."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def num_envs(self) -> int:
+        """Of all workers together."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """The policy's."""
+        ...
+
+    def play(self, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Played:
+        """One episode per start; ``noise_scale`` 0 acts deterministically."""
+        ...
+
+
+@runtime_checkable
+class ReferenceModel(Protocol):
+    """The frozen start policy, where its means are not computed by the learner."""
+
+    def means(
+        self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
+    ) -> Float[np.ndarray, "B S D"]: ...

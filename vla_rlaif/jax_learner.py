@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from vla_rlaif.config import LearnerConfig
-from vla_rlaif.devices import CompileCounter, Placement, to_host
+from vla_rlaif.devices import CompileCounter, Placement, lent_to_host, to_host
 from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
 from vla_rlaif.learning import (
@@ -173,6 +173,12 @@ class JaxLearner:
             logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
             return x, logp, policy.means({**frozen, **reference}, x)
 
+        @jax.jit
+        def prepare_only(trained, frozen, inputs):
+            """The same where a pool has computed the reference's means."""
+            x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, inputs)))
+            return x, jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
+
         def loss(trained, frozen, inputs, targets, reference):
             score = jax.checkpoint(policy.score, policy=is_product)
             logp, kl = jax.lax.optimization_barrier(score({**frozen, **trained}, inputs, reference))
@@ -189,7 +195,7 @@ class JaxLearner:
 
         self._weigh = jax.jit(partial(importance_weights, cap=config.importance_cap))
         self._add = gradient_adder(loss, replicated)
-        self._prepare, self._apply, self._blend = prepare, apply, blend
+        self._prepare, self._prepare_only, self._apply, self._blend = prepare, prepare_only, apply, blend
 
     def _compile_anchor(self, policy: JaxPolicy, anchor: Anchor) -> None:
         if not isinstance(policy, JaxImitable):
@@ -255,7 +261,11 @@ class JaxLearner:
             for host in part:
                 rows, targets = dict(host.inputs), {"advantage": host.advantage, "mask": host.mask}
                 rows, targets = jax.device_put((rows, targets), self._placement.rows)
-                rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
+                if host.reference is None:
+                    rows, logp_old, reference = self._prepare(self._trained, self._reference, self._frozen, rows)
+                else:
+                    rows, logp_old = self._prepare_only(self._trained, self._frozen, rows)
+                    reference = jax.device_put(host.reference, self._placement.rows)
                 targets |= {"logp_old": logp_old, "num_valid": np.float32(work.num_valid)}
                 if host.logp_acted is not None:
                     acted = jax.device_put(host.logp_acted, self._placement.rows)
@@ -266,7 +276,15 @@ class JaxLearner:
 
     def weights(self, *, averaged: bool = False) -> Weights:
         frozen = {k: np.asarray(v) for k, v in self._frozen.items()}
-        return {**frozen, **to_host(self._average if averaged else self._trained)}
+        return {**frozen, **self.trained(averaged=averaged)}
+
+    def trained(self, *, averaged: bool) -> Weights:
+        """Copies of what is not frozen."""
+        return to_host(self._average if averaged else self._trained)
+
+    def lent(self, *, averaged: bool) -> Weights:
+        """As ``trained``, but not copied where that can be avoided: for who reads it before the next update."""
+        return lent_to_host(self._average if averaged else self._trained)
 
     def state(self) -> Weights:
         parts = {"params": self._trained, "average": self._average, "reference": self._reference}

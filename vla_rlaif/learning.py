@@ -1,10 +1,10 @@
 """What both learners share and neither backend knows: how a batch is cut up, and how its metrics are put together.
 
-Axes: D demonstrated steps, H chunk, A action dims, B rows of a micro-batch.
+Axes: D demonstrated steps, H chunk, A action dims, B rows of a micro-batch, K numbers of a mean.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,6 +37,7 @@ class Rows:
     advantage: Float[np.ndarray, " B"]
     mask: Bool[np.ndarray, " B"]
     logp_acted: Float[np.ndarray, "B S"] | None
+    reference: Float[np.ndarray, "B S K"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ def divide(
             advantage=batch.advantage[index],
             mask=valid & batch.mask[index],
             logp_acted=None if batch.logp_acted is None else batch.logp_acted[index],
+            reference=None if batch.reference is None else batch.reference[index],
         )
 
     return Work(
@@ -90,6 +92,31 @@ def divide(
         num_valid=batch.num_valid / len(parts),
         anchors=iter(()) if anchor is None else _anchor_chunks(anchor_inputs, anchor, seed, config.micro_batches),
         seed=seed,
+    )
+
+
+def share(work: Work, index: int, num: int) -> Work:
+    """The part of rank ``index`` of ``num``: an equal share of the rows of every micro-batch, in order."""
+
+    def mine(value: np.ndarray) -> np.ndarray:
+        return np.split(value, num)[index]
+
+    def rows(one: Rows) -> Rows:
+        return Rows(
+            inputs={k: mine(v) for k, v in one.inputs.items()},
+            advantage=mine(one.advantage),
+            mask=mine(one.mask),
+            logp_acted=None if one.logp_acted is None else mine(one.logp_acted),
+            reference=None if one.reference is None else mine(one.reference),
+        )
+
+    def chunks(one: Chunks) -> Chunks:
+        return replace(one, inputs={k: mine(v) for k, v in one.inputs.items()}, action=mine(one.action))
+
+    return replace(
+        work,
+        minibatches=([rows(one) for one in minibatch] for minibatch in work.minibatches),
+        anchors=([chunks(one) for one in drawn] for drawn in work.anchors),
     )
 
 
@@ -151,6 +178,13 @@ def split_minibatches(rng: np.random.Generator, num_rows: int, minibatch: int, m
             micro.append((index, np.arange(size) < len(chosen)))
         minibatches.append(micro)
     return minibatches
+
+
+def padded_rows(num_rows: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Row indices in order, ``size`` of them at a time, and how many of those are real: the last ones repeat."""
+    for first in range(0, num_rows, size):
+        num = min(size, num_rows - first)
+        yield first + np.minimum(np.arange(size), num - 1), num
 
 
 def merge_micro_batches(metrics: Sequence[Mapping[str, Any]], rows: Sequence[float]) -> dict[str, float]:

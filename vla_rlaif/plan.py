@@ -1,5 +1,6 @@
 """What a run will do and need, from the config alone: neither torch, jax nor mujoco is loaded."""
 
+from vla_rlaif.cluster_config import RayClusterConfig
 from vla_rlaif.config import RunConfig, cautions, kl_coef
 from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.lerobot_config import LeRobotSettings
@@ -8,11 +9,15 @@ from vla_rlaif.reward_config import PreferenceRewardConfig
 
 
 def describe(config: RunConfig) -> str:
-    """A table as text: groups a step, labels, and of Octo and LeRobot policies parameters, memory, computation."""
+    """A table as text: placement, episodes, labels, and of Octo and LeRobot policies parameters, memory, computation.
+
+    Raises:
+        ValueError: the roles do not fit on the nodes that cluster.nodes lists.
+    """
     env, group, loop = config.env, config.algorithm.group_size, config.loop
     rows = [
         ("run directory", str(config.run_dir)),
-        ("placement", "one process (cluster: local)"),
+        *_placement(config),
         ("episodes a step", f"{env.num_envs} = {env.num_envs // group} groups of {group}"),
         ("steps", f"{loop.steps}, {loop.steps * env.num_envs} episodes in all"),
         ("validation", f"{loop.validation_episodes} episodes every {loop.validate_every} steps"),
@@ -29,6 +34,14 @@ def describe(config: RunConfig) -> str:
     rows += [("caution", text) for text in cautions(config)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _placement(config: RunConfig) -> list[tuple[str, str]]:
+    if not isinstance(config.cluster, RayClusterConfig):
+        return [("placement", "one process (cluster: local)")]
+    from vla_rlaif.plan_cluster import cluster_rows
+
+    return cluster_rows(config, config.cluster)
 
 
 def label_schedule(config: PreferenceRewardConfig, steps: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rlaif.config import RunConfig
@@ -31,14 +32,46 @@ STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, 2  # of the tabletop family
 VLM = "model.vlm_with_expert."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a config names, once its folder has been looked into."""
+
+    kind: str  # of LAYOUTS
+    shapes: Shapes
+    steps: int  # of denoising
+    chunk: int
+    language: int  # tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    total: int  # parameters, with adapters and noise head
+    trained: int
+    cached: int  # bytes of the prefix that a decision keeps; 0: it keeps none
+
+
 def lerobot_rows(config: RunConfig) -> list[tuple[str, str]]:
     """Rows of a plan."""
     policy = config.policy
     assert isinstance(policy, SmolVLAConfig | LeRobotConfig)
+    model = _model(config, policy)
+    return [("policy", model)] if isinstance(model, str) else _rows(config, policy, model)
+
+
+def lerobot_counts(config: RunConfig) -> Counts | None:
+    """None: they are not known from the config."""
+    policy = config.policy
+    assert isinstance(policy, SmolVLAConfig | LeRobotConfig)
+    model = _model(config, policy)
+    return None if isinstance(model, str) else _counts(policy, model)
+
+
+def _model(config: RunConfig, policy: SmolVLAConfig | LeRobotConfig) -> Model | str:
+    """Or why it is not known."""
     if isinstance(policy, LeRobotConfig):
         folder = Path(policy.path).expanduser()
         if not folder.is_dir():
-            return [("policy", f"{policy.path} of the hub; download it (`hf download`) to have it planned")]
+            return f"{policy.path} of the hub; download it (`hf download`) to have it planned"
         values, shapes = json.loads((folder / "config.json").read_text()), shapes_in(folder / "model.safetensors")
         kind, steps = values["type"], values.get("num_steps", values.get("num_inference_steps"))
         chunk, language = values.get("chunk_size", values.get("horizon")), values.get("tokenizer_max_length", 0)
@@ -46,42 +79,52 @@ def lerobot_rows(config: RunConfig) -> list[tuple[str, str]]:
         kind, steps, chunk, language = "smolvla", policy.flow_steps, config.env.chunk, policy.language_tokens
         shapes = smolvla_shapes(policy, policy.vlm, ACTION_DIM, STATE_DIM)
     else:
-        return [("policy", "smolvla, not estimated: its sizes are not known from the config")]
+        return "smolvla, not estimated: its sizes are not known from the config"
     if kind not in LAYOUTS:
-        return [("policy", f"{policy.path if isinstance(policy, LeRobotConfig) else kind} is a {kind}: not supported")]
-    return _rows(config, policy, kind, shapes, policy.denoising_steps or steps or 1, chunk, language)
+        return f"{policy.path if isinstance(policy, LeRobotConfig) else kind} is a {kind}: not supported"
+    return Model(kind=kind, shapes=shapes, steps=policy.denoising_steps or steps or 1, chunk=chunk, language=language)
 
 
-def _rows(
-    config: RunConfig, policy: LeRobotSettings, kind: str, shapes: Shapes, steps: int, chunk: int, language: int
-) -> list[tuple[str, str]]:
-    added = added_shapes(policy, kind, shapes)
-    groups = Groups.of([*shapes, *added], LAYOUTS[kind])
-    both = {**shapes, **added}
-    total, trained = numbers(both, both), numbers(both, groups.trained(policy.tune))
+def _counts(policy: LeRobotSettings, model: Model) -> Counts:
+    both = {**model.shapes, **added_shapes(policy, model.kind, model.shapes)}
+    groups = Groups.of([*both], LAYOUTS[model.kind])
+    keeps = LAYOUTS[model.kind].prefix_blocks and policy.cache_prefix and policy.tune.type != "full"
+    tokens = prefix_tokens(model.shapes, CAMERAS, model.language) if keeps else 0
+    return Counts(
+        total=numbers(both, both),
+        trained=numbers(both, groups.trained(policy.tune)),
+        cached=tokens * cached_numbers(model.shapes, model.kind) * FLOAT if keeps else 0,
+    )
+
+
+def _rows(config: RunConfig, policy: LeRobotSettings, model: Model) -> list[tuple[str, str]]:
+    kind, shapes, steps, chunk = model.kind, model.shapes, model.steps, model.chunk
+    counts = _counts(policy, model)
+    groups = Groups.of([*shapes, *added_shapes(policy, kind, shapes)], LAYOUTS[kind])
     stochastic = policy.sampler.steps if isinstance(policy.sampler, HybridSampler) else steps
     width = next((s[0] for n, s in shapes.items() if n.endswith("action_out_proj.weight")), ACTION_DIM)
     trace = (stochastic + 1) * chunk * width * FLOAT
     rows = [
-        ("policy", f"{kind}, {total / 1e6:.2f} M parameters, {trained / 1e6:.2f} M trained ({policy.tune.type})"),
-        ("weights", f"{_mb((total + 5 * trained) * FLOAT)}: the policy, of what is trained also average, reference, "
-         "gradient and two moments"),
+        ("policy", f"{kind}, {counts.total / 1e6:.2f} M parameters, {counts.trained / 1e6:.2f} M trained "
+         f"({policy.tune.type})"),
+        ("weights", f"{_mb((counts.total + 5 * counts.trained) * FLOAT)}: the policy, of what is trained also average, "
+         "reference, gradient and two moments"),
         ("denoising", f"{steps} steps, {stochastic} of them stochastic ({policy.sampler.type}); a trace of "
          f"{trace / 1024:.1f} KB a decision"),
     ]  # fmt: skip
     if not LAYOUTS[kind].prefix_blocks:
         return rows
-    tokens = prefix_tokens(shapes, CAMERAS, language)
-    prefix = tokens * cached_numbers(shapes, kind) * FLOAT
+    tokens = prefix_tokens(shapes, CAMERAS, model.language)
     work_prefix = 2 * tokens * numbers(shapes, groups.used - groups.expert)
     work_steps = 2 * steps * chunk * numbers(shapes, groups.expert)
     rows.append(
         ("work a decision", f"{(work_prefix + work_steps) / 1e9:.3g} GFLOP: prefix of {tokens} tokens "
          f"{work_prefix / 1e9:.3g}, denoising {work_steps / 1e9:.3g}")
     )  # fmt: skip
-    if policy.cache_prefix and policy.tune.type != "full" and isinstance(config.env, TabletopConfig):
+    if counts.cached and isinstance(config.env, TabletopConfig):
         decisions = config.env.num_envs * config.env.max_steps // config.env.chunk
-        rows.append(("prefixes of a step", f"{_mb(decisions * prefix)} on the device (cache_prefix: false keeps none)"))
+        kept = _mb(decisions * counts.cached)
+        rows.append(("prefixes of a step", f"{kept} on the device (cache_prefix: false keeps none)"))
     return rows
 
 

@@ -1,16 +1,14 @@
-"""The numbers of one training step: what was played, how it was scored, what became of the groups, where time went.
+"""The numbers of one training step: what was played, how it was scored, what became of the groups.
 
 Axes: N episodes.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from vla_rlaif.interfaces import Learner, VectorEnv
+from vla_rlaif.interfaces import Learner
 from vla_rlaif.types import Episodes
 
 
@@ -31,6 +29,25 @@ class WatchedEnv(Protocol):
 
 
 @runtime_checkable
+class MeasuredRollouts(Protocol):
+    """Rollouts that know how their time was spent and what failed. Each of the three may be empty."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Cumulative wall seconds of "physics" and "render"; of workers that play side by side, their mean."""
+        ...
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """Members, workers and the like that have failed so far, by kind."""
+        ...
+
+    def diagnostics(self) -> Mapping[str, float]:
+        """Metrics of the policy since the last call."""
+        ...
+
+
+@runtime_checkable
 class CompilingLearner(Protocol):
     """A learner on a backend that compiles: how often its process has done so."""
 
@@ -47,40 +64,6 @@ class CompileMeter:
 
     def metrics(self) -> dict[str, float]:
         return {"jax/compilations": float(self._learner.compilations - self._before)} if self._learner else {}
-
-
-class Timer:
-    """Wall seconds of the phases of one step; the rollout is split into what the env and the rest took. And how many
-    members and workers of the env failed in that time."""
-
-    def __init__(self, env: VectorEnv):
-        self._env = env
-        self._seconds: dict[str, float] = {}
-        self._faults_before = self._faults()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begun, before = time.perf_counter(), self._env_seconds()
-        yield
-        self._add(name, seconds := time.perf_counter() - begun)
-        if name == "rollout" and before:
-            split = {k: v - before[k] for k, v in self._env_seconds().items()}
-            for part, value in split.items():
-                self._add(part, value)
-            self._add("policy", seconds - sum(split.values()))
-
-    def metrics(self) -> dict[str, float]:
-        faults = {f"env/{kind}": float(n - self._faults_before[kind]) for kind, n in self._faults().items()}
-        return faults | {f"time/{name}_s": value for name, value in self._seconds.items()}
-
-    def _faults(self) -> Mapping[str, int]:
-        return self._env.faults if isinstance(self._env, WatchedEnv) else {}
-
-    def _add(self, name: str, seconds: float) -> None:
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-
-    def _env_seconds(self) -> dict[str, float]:
-        return dict(self._env.seconds) if isinstance(self._env, TimedEnv) else {}
 
 
 def one_line(metrics: Mapping[str, float]) -> str:
@@ -114,16 +97,22 @@ def reward_metrics(reward: np.ndarray, e: Episodes) -> dict[str, float]:
     }
 
 
-def group_metrics(e: Episodes, advantage: np.ndarray, group_size: int) -> dict[str, float]:
-    """Every episode ends in exactly one of trained, failed, evicted."""
+def group_metrics(e: Episodes, advantage: np.ndarray, group_size: int, *, lost: int, evicted: int) -> dict[str, float]:
+    """Every episode ends in exactly one of trained, failed, evicted. ``lost`` and ``evicted`` groups are not in ``e``:
+    their worker died, or their weights were too old."""
     won = np.bincount(np.unique(e.starts.group, return_inverse=True)[1], e.success)
     trained = advantage != 0
+    idle = ~trained & e.valid  # their group has no spread, or they sit on its mean
     return {
         "groups/all_fail": float((won == 0).sum()),
         "groups/all_success": float((won == group_size).sum()),
+        "groups/lost": float(lost),
+        "groups/evicted": float(evicted),
+        "episodes/judged": float(len(e.valid)),
+        "episodes/ordered": float(len(e.valid) + group_size * (lost + evicted)),
         "episodes/trained": float(trained.sum()),
-        "episodes/failed": float((~e.valid).sum()),
-        "episodes/evicted": float((~trained & e.valid).sum()),  # their group has no spread, or they sit on its mean
+        "episodes/failed": float((~e.valid).sum() + group_size * lost),
+        "episodes/evicted": float(idle.sum() + group_size * evicted),
     }
 
 
@@ -161,10 +150,7 @@ class Saturation:
 def diagnose(dead_steps: int, metrics: Mapping[str, float]) -> None:
     if dead_steps < 3:
         return
-    if (
-        metrics["reward/unscorable"]
-        == metrics["episodes/trained"] + metrics["episodes/failed"] + metrics["episodes/evicted"]
-    ):
+    if metrics["reward/unscorable"] == metrics["episodes/judged"]:
         cause = "the reward model scores no episode (all NaN); check it on one episode"
     elif metrics["groups/all_success"] == metrics["groups/total"]:
         cause = "every episode succeeds; the task is solved, or too easy to learn more from"

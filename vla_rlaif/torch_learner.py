@@ -3,7 +3,7 @@
 Axes: see types.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from vla_rlaif.config import LearnerConfig
 from vla_rlaif.grpo import importance_weights
 from vla_rlaif.interfaces import Algorithm
-from vla_rlaif.learning import Anchor, Chunks, Rows, Work, divide, merge_micro_batches, summarise
+from vla_rlaif.learning import Anchor, Chunks, Rows, Work, divide, merge_micro_batches, share, summarise
 from vla_rlaif.torch_imitation import imitable
 from vla_rlaif.torch_parallel import Blocked, Rank, Scorer, exchanged, like, local, micro_rows, whole
 from vla_rlaif.torch_training import Parameters, adamw, clipped_step, generator_for, on_device, trainable_copy
@@ -102,11 +102,12 @@ class TorchLearner:
         self._optimizer = adamw(self._trained, lr=config.lr, weight_decay=config.weight_decay)
 
     def update(self, batch: Batch, seed: int) -> dict[str, float]:
-        """All epochs over one batch; see JaxLearner.update."""
+        """All epochs over one batch; see JaxLearner.update. Several ranks call it together, each with all rows."""
         if not len(batch.mask):
             return {"updates": 0.0}
         inputs = self._policy.inputs(batch.obs, batch.trace, batch.executed)
-        return self.learn(divide(inputs, batch, seed, self._config, self._anchor, self._anchor_inputs))
+        work = divide(inputs, batch, seed, self._config, self._anchor, self._anchor_inputs)
+        return self.learn(share(work, self._rank.index, self._rank.num_ranks))
 
     def learn(self, work: Work) -> dict[str, float]:
         """``update`` for work that has been cut up. Several ranks call it together, each with its part of the rows, and
@@ -129,16 +130,16 @@ class TorchLearner:
     def _prepare(self, work: Work) -> list[list[Micro]]:
         """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
         minibatches = [[self._targets(rows, work.num_valid) for rows in minibatch] for minibatch in work.minibatches]
+        if all(means is not None for minibatch in minibatches for *_, means in minibatch):
+            return [[_micro(*one) for one in minibatch] for minibatch in minibatches]
         with exchanged(self._trained, self._reference):
             return [
-                [
-                    Micro(inputs=x, targets=targets, reference=self._scorer(self._policy.means, x))
-                    for x, targets in minibatch
-                ]
+                [_micro(x, targets, self._scorer(self._policy.means, x)) for x, targets, _ in minibatch]
                 for minibatch in minibatches
             ]
 
-    def _targets(self, rows: Rows, num_valid: float) -> tuple[Inputs, Targets]:
+    def _targets(self, rows: Rows, num_valid: float) -> tuple[Inputs, Targets, torch.Tensor | None]:
+        """Its last part: the reference's means, if a pool has computed them."""
         device = self._rank.device
         x = self._scorer(self._policy.prepare, on_device(rows.inputs, device))
         logp_old = self._scorer(self._policy.score, x, None)[0]
@@ -153,7 +154,7 @@ class TorchLearner:
             mask=torch.tensor(rows.mask, device=device),
             num_valid=num_valid,
         )
-        return x, targets
+        return x, targets, None if rows.reference is None else torch.tensor(rows.reference, device=device)
 
     def _step(
         self, minibatch: Sequence[Micro], chunks: Sequence[Chunks], generator: torch.Generator
@@ -206,6 +207,10 @@ class TorchLearner:
         """Copies of what is not frozen. Collective; only the first rank gets them."""
         return self._on_host(self._average if averaged else self._trained)
 
+    def lent(self, *, averaged: bool) -> Weights:
+        """See JaxLearner.lent. Collective as ``trained``."""
+        return self._on_host(self._average if averaged else self._trained, as_arrays)
+
     def state(self) -> Weights:
         parts = {"params": self._trained, "average": self._average, "reference": self._reference}
         flat = {f"{part}/{k}": v for part, tree in parts.items() for k, v in tree.items()}
@@ -215,12 +220,14 @@ class TorchLearner:
         counts = {"num_updates": np.array(self._num_updates), "version": np.array(self.version)}
         return {**self._on_host(flat), **counts}
 
-    def _on_host(self, tensors: Parameters) -> dict[str, np.ndarray]:
+    def _on_host(
+        self, tensors: Parameters, convert: Callable[[Parameters], dict[str, np.ndarray]] = to_arrays
+    ) -> dict[str, np.ndarray]:
         found = {}
         for name, value in tensors.items():
             gathered = whole(value)  # one at a time: all together may not fit
             if self._rank.index == 0:
-                found |= to_arrays({name: gathered})
+                found |= convert({name: gathered})
         return found
 
     @torch.no_grad()
@@ -233,6 +240,11 @@ class TorchLearner:
             moments = {k.removeprefix(prefix): from_array(v) for k, v in state.items() if k.startswith(prefix)}
             self._optimizer.state[value] = {k: like(value, v) for k, v in moments.items()}
         self.version, self._num_updates = int(state["version"]), int(state["num_updates"])
+
+
+def _micro(inputs: Inputs, targets: Targets, reference: torch.Tensor | None) -> Micro:
+    assert reference is not None, "all rows of a batch have the reference's means, or none"
+    return Micro(inputs=inputs, targets=targets, reference=reference)
 
 
 def check_sizes(config: LearnerConfig, anchor: Anchor | None, num_ranks: int) -> None:

@@ -37,9 +37,9 @@ def num_ranks(devices: int | None) -> int:
     return devices
 
 
-def serve_store() -> TCPStore:
-    """Where ranks of this host meet, on a free port, as long as the object lives."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def serve_store(host: str = "127.0.0.1") -> TCPStore:
+    """Where ranks meet, on a free port of ``host``, this machine's address; as long as the object lives."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 def micro_rows(rows: int, micro_batches: int, ranks: int, name: str) -> int:
@@ -94,16 +94,27 @@ class Rank:
         return cls(device=torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu"))
 
     @classmethod
-    def join(cls, index: int, num_ranks: int, *, sharding: Sharding, port: int, timeout_s: int) -> "Rank":
-        """Meet the others at the store on ``port`` of this host. Every collective fails after ``timeout_s``."""
+    def join(
+        cls,
+        index: int,
+        num_ranks: int,
+        *,
+        sharding: Sharding,
+        port: int,
+        timeout_s: int,
+        host: str = "127.0.0.1",
+        gpu: int | None = None,
+    ) -> "Rank":
+        """Meet the others at the store on ``port`` of ``host``. Every collective fails after ``timeout_s``. ``gpu`` is
+        which of those that this process sees; None: it sees those of all ranks."""
         is_cuda = torch.cuda.is_available()
-        device = torch.device("cuda", index) if is_cuda else torch.device("cpu")
+        device = torch.device("cuda", index if gpu is None else gpu) if is_cuda else torch.device("cpu")
         if is_cuda:
             torch.cuda.set_device(device)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
-            store=TCPStore("127.0.0.1", port, timeout=timeout),
+            store=TCPStore(host, port, timeout=timeout),
             rank=index,
             world_size=num_ranks,
             timeout=timeout,

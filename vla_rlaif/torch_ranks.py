@@ -110,6 +110,7 @@ class TorchRanks:
                 flat = {f"inputs/{k}": v for k, v in rows.inputs.items()}
                 flat |= {"advantage": rows.advantage, "mask": rows.mask}
                 flat |= {} if rows.logp_acted is None else {"logp_acted": rows.logp_acted}
+                flat |= {} if rows.reference is None else {"reference": rows.reference}
                 yield [({}, part) for part in self._parts(flat)]
         for _ in range(head["num_anchors"]):
             for chunks in next(work.anchors):
@@ -128,7 +129,10 @@ class TorchRanks:
         return as_arrays({name: value for name, value in tensors.items() if name not in self._policy.trainable})
 
     def weights(self, *, averaged: bool = False) -> Weights:
-        return {**self._frozen, **self._ask("trained", averaged=averaged)}
+        return {**self._frozen, **self.trained(averaged=averaged)}
+
+    def trained(self, *, averaged: bool) -> Weights:
+        return self._ask("trained", averaged=averaged)
 
     def state(self) -> Weights:
         return self._ask("state")
@@ -194,6 +198,7 @@ def _rows(link: Link) -> Rows:
         advantage=arrays["advantage"],
         mask=arrays["mask"],
         logp_acted=arrays.get("logp_acted"),
+        reference=arrays.get("reference"),
     )
 
 

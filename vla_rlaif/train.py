@@ -1,72 +1,32 @@
 """The whole loop. Read this file first.
 
-A policy acts in a vector of environments, a reward model judges the episodes, GRPO turns judgements into advantages, a
-learner updates the weights, a sync hands them back; every few steps fresh episodes are labelled and the reward model is
-fitted again. Success is measured and never trained on (unless the reward says so).
+A policy acts in a vector of environments, a reward model judges the episodes, GRPO turns judgements into advantages
+(gather.py), a learner updates the weights, a sync hands them back; every few steps fresh episodes are labelled and the
+reward model is fitted again. With ``loop.overlap`` the next steps are gathered while the learner updates (pipeline.py).
+Success is measured and never trained on (unless the reward says so).
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from jaxtyping import Float
 
 from vla_rlaif.checkpoint import RunCheckpoints, save_policy
-from vla_rlaif.config import RunConfig
-from vla_rlaif.episode_store import EpisodeStore
-from vla_rlaif.evaluate import evaluate
-from vla_rlaif.grpo import num_valid
-from vla_rlaif.interfaces import Algorithm, Learner, Policy, RewardModel, VectorEnv, WeightSync
+from vla_rlaif.checkpoint_writer import CheckpointWriter
+from vla_rlaif.config import LoopConfig, RunConfig
+from vla_rlaif.evaluate import evaluate, play_all
+from vla_rlaif.gather import gather, learned_reward
 from vla_rlaif.metrics import MetricsLog
-from vla_rlaif.preferences.refresh import PreferenceLearner
+from vla_rlaif.parts import Acting, Parts
+from vla_rlaif.pipeline import Pipeline
 from vla_rlaif.progress import Progress
-from vla_rlaif.reward_config import PreferenceRewardConfig
-from vla_rlaif.rollout import Split, concatenate, make_batch, rollout, train_starts
-from vla_rlaif.step_metrics import (
-    CompileMeter,
-    Saturation,
-    Timer,
-    diagnose,
-    group_metrics,
-    one_line,
-    policy_metrics,
-    reward_metrics,
-    rollout_metrics,
-)
-from vla_rlaif.types import Batch, Episodes
+from vla_rlaif.rollout import Split, train_starts
+from vla_rlaif.run_state import RunState, as_before, restore, save
+from vla_rlaif.step_metrics import Saturation, diagnose, one_line
+from vla_rlaif.timing import StepMeter, Timer
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """All that a run is made of; build.py chooses the classes."""
-
-    env: VectorEnv
-    policy: Policy
-    learner: Learner
-    sync: WeightSync
-    reward: RewardModel
-    algorithm: Algorithm
-    preferences: PreferenceLearner | None  # None: the reward is not learned from labels
-    metadata: Mapping[str, Any]  # of the policy, for its checkpoints
-    export: Callable[[Path, Path], None] | None = None  # writes ``policy`` once more into its checkpoints, for LeRobot
-    stored: EpisodeStore | None = None  # groups that others have played, taken before any is played here
-
-
-@dataclass
-class RunState:
-    """What the loop carries from step to step, besides the learner and the reward model."""
-
-    step: int = 0
-    minutes: float = 0.0
-    best_step: int = -1
-    best_success: float = -1.0
-    dead_steps: int = 0  # consecutive steps without a live group
-    shards_read: Mapping[str, int] = field(default_factory=dict)  # of parts.stored, by worker
 
 
 def train(
@@ -78,110 +38,97 @@ def train(
     resume: bool,
     say: Say,
     until: int | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] | None = None,
 ) -> RunState:
     """Run to ``config.loop.steps`` (or ``until``), from the newest checkpoint if ``resume``. The best policy of the
     validation set is in ``run_dir/best``. ``should_stop`` is asked after every step: a run that must leave its machine
     checkpoints and returns."""
-    loop, checkpoints = config.loop, RunCheckpoints(run_dir / "checkpoints", config.loop.keep_checkpoints)
-    begun = time.monotonic()
+    loop, begun, meter = config.loop, time.monotonic(), StepMeter(parts.rollouts, parts.learner)
+    send = partial(publish, config, parts, meter, should_stop is not None)
+    checkpoints = RunCheckpoints(run_dir / "checkpoints", loop.keep_checkpoints)
     if resume and checkpoints.exists():
-        state = _restore(checkpoints, parts, log, say)
+        state, acting = _go_on(config, parts, send, checkpoints, log, say)
     else:
-        state = RunState()
         log.rewind(0)
+        state, acting = RunState(), send(0)
         say(f"labels: {_first_labels(config, parts)}")
-    minutes_before = state.minutes
-    publish(parts)
-
-    warn = Saturation(say)
-    with Progress(loop.steps, start=state.step) as bar:
-        for step in range(state.step, min(until or loop.steps, loop.steps)):
-            timer, compiled = Timer(parts.env), CompileMeter(parts.learner)
-            batch, metrics = gather(config, parts, step, timer)
+    minutes_before, end, warn = state.minutes, min(until or loop.steps, loop.steps), Saturation(say)
+    pipeline = Pipeline(
+        partial(gather, config, parts, meter.idle),
+        send,
+        end=end,
+        ahead=steps_ahead(config),
+        acting=acting,
+        timeout_s=loop.timeout_s,
+    )
+    meter.metrics()  # it counts from here
+    writer, bar = CheckpointWriter(checkpoints, timeout_s=loop.timeout_s), Progress(loop.steps, start=state.step)
+    with pipeline, writer, bar:
+        for step in range(state.step, end):
+            gathered, timer = pipeline.take(step), Timer(parts.rollouts, meter.idle)
             with timer.phase("update"):
-                metrics |= parts.learner.update(batch, seed=step)
-            state.dead_steps = 0 if metrics["groups/live"] else state.dead_steps + 1
+                metrics = {**gathered.metrics, **parts.learner.update(gathered.batch, seed=step)}
+            state.step, state.dead_steps = step + 1, 0 if metrics["groups/live"] else state.dead_steps + 1
             diagnose(state.dead_steps, metrics)
             warn(metrics)
 
-            publish(parts)
-            state.step = step + 1
             if state.step % loop.validate_every == 0 or state.step == loop.steps:
+                pipeline.rest()
                 with timer.phase("validate"):
                     metrics |= _validate(config, parts, state, run_dir)
             state.minutes = minutes_before + (time.monotonic() - begun) / 60
-            log.write(step, {"minutes": state.minutes, **metrics, **timer.metrics(), **compiled.metrics()})
+            metrics |= {"minutes": state.minutes, "episodes/carried": float(pipeline.num_carried)}
+            log.write(step, {**metrics, **timer.metrics(), **meter.metrics()})
             bar.update(state.step, one_line(metrics))
-            stopping = should_stop()
-            if state.step % loop.checkpoint_every == 0 or state.step == loop.steps or stopping:
-                _save(checkpoints, parts, state)
+            writer.check()
+            stopping = should_stop is not None and should_stop()
+            if stopping or is_checkpoint_due(loop, state.step):
+                save(writer, parts, state, gathered, pipeline.acting)
             if stopping:
                 break
     return state
 
 
-def gather(config: RunConfig, parts: Parts, step: int, timer: Timer) -> tuple[Batch, dict[str, float]]:
-    """Play groups, label some, score all, centre the scores; refill while too few groups are live (dynamic sampling).
-
-    A refill adds groups and never throws away what the round before it brought.
-    """
-    loop, size = config.loop, config.algorithm.group_size
-    num_groups, learned = config.env.num_envs // size, learned_reward(config)
-    scores: list[Float[np.ndarray, " N"]] = []
-    version = parts.learner.version
-    with timer.phase("rollout"):
-        rounds, metrics = take_stored(config, parts, num_groups)
-    while True:
-        if len(scores) == len(rounds):
-            with timer.phase("rollout"):
-                starts = train_starts(config.seed, step * (1 + loop.max_refills) + len(rounds), num_groups, size)
-                rounds.append(rollout(parts.policy, parts.env, starts, seed=config.seed))
-        with timer.phase("reward"):
-            if parts.preferences is not None and len(rounds) == 1 and step and step % learned.refresh_every == 0:
-                ids = [f"{step}:{row}" for row in range(len(rounds[0].success))]
-                metrics |= parts.preferences.refresh(rounds[0], ids, step, learned.labels_per_refresh)
-            scores.append(np.where(rounds[-1].valid, parts.reward.score(rounds[-1]), np.nan))
-        episodes, reward = concatenate(rounds), np.concatenate(scores)
-        advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
-        enough = groups["groups/live"] >= loop.min_live_share * num_groups
-        if enough or len(rounds) > loop.max_refills or episodes.version != version:
-            break  # stale groups are not topped up with fresh ones: a batch is of one version
-    metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**groups}
-    metrics |= group_metrics(episodes, advantage, size) | {"groups/refills": len(rounds) - 1.0}
-    metrics |= policy_metrics(parts.policy)
-    denominator = num_valid(config.algorithm.normalizer, advantage, episodes.mask)
-    stale = episodes.version != version
-    return make_batch(episodes, advantage, denominator, window=parts.policy.window, is_stale=stale), metrics
+def publish(config: RunConfig, parts: Parts, meter: StepMeter, may_stop: bool, step: int) -> Acting:
+    """The learner's weights, to those who act; ``step`` updates have made them. A copy is kept if a checkpoint comes
+    while they act; if the run ``may_stop``, that may be after any step."""
+    begun, result = time.perf_counter(), parts.sync.publish()
+    meter.published(result, time.perf_counter() - begun)
+    until_next = range(step + 1, step + 1 + steps_ahead(config))
+    keep = any(may_stop or is_checkpoint_due(config.loop, done) for done in until_next)
+    trained = parts.learner.trained(averaged=False) if keep else None
+    return Acting(step=step, version=result.version, trained=trained)
 
 
-def take_stored(config: RunConfig, parts: Parts, num_groups: int) -> tuple[list[Episodes], dict[str, float]]:
-    """Groups that others have played and that are fresh enough, if there are enough for a step."""
-    if parts.stored is None:
-        return [], {}
-    version = parts.learner.version
-    taken = parts.stored.take(
-        num_groups=num_groups,
-        group_size=config.algorithm.group_size,
-        version=version,
-        staleness=config.loop.staleness,
-    )
-    metrics = {"stored/evicted": float(taken.evicted), "stored/used": 0.0}
-    if taken.episodes is None:
-        return [], metrics
-    age = float(version - taken.episodes.version)
-    return [taken.episodes], metrics | {"stored/used": float(len(taken.episodes.success)), "stored/age": age}
+def steps_ahead(config: RunConfig) -> int:
+    """How many updates may follow before the next publication."""
+    return config.loop.staleness if config.loop.overlap else 0
 
 
-def publish(parts: Parts) -> None:
-    """The learner's weights, to the policy that acts."""
-    parts.sync.send(parts.learner.weights(), parts.learner.version)
-    parts.sync.receive(parts.policy)
+def is_checkpoint_due(loop: LoopConfig, done: int) -> bool:
+    return done % loop.checkpoint_every == 0 or done == loop.steps
 
 
-def learned_reward(config: RunConfig) -> PreferenceRewardConfig:
-    """The reward section where it is learned from labels; its defaults, which nobody reads, elsewhere."""
-    return config.reward if isinstance(config.reward, PreferenceRewardConfig) else PreferenceRewardConfig()
+def _go_on(
+    config: RunConfig,
+    parts: Parts,
+    send: Callable[[int], Acting],
+    checkpoints: RunCheckpoints,
+    log: MetricsLog,
+    say: Say,
+) -> tuple[RunState, Acting]:
+    """From the newest checkpoint. The step after it is played with the weights that it was played with before."""
+    saved = restore(checkpoints, parts)
+    for problem in saved.problems:
+        say(f"warning: {problem}; using the one before")
+    acting = None
+    if saved.acting is not None and steps_ahead(config):
+        parts.learner.restore(as_before(saved.learner, saved.acting))
+        acting = replace(send(saved.acting.step), trained=saved.acting.trained)
+    parts.learner.restore(saved.learner)
+    log.rewind(saved.state.step)
+    say(f"resuming at step {saved.state.step}")
+    return saved.state, acting or send(saved.state.step)
 
 
 def _first_labels(config: RunConfig, parts: Parts) -> str:
@@ -190,43 +137,18 @@ def _first_labels(config: RunConfig, parts: Parts) -> str:
         return "none, the reward is not learned"
     reward, size = learned_reward(config), config.algorithm.group_size
     starts = train_starts(config.seed, 0, reward.initial_episodes // size, size, Split.REWARD)
-    episodes = rollout(parts.policy, parts.env, starts, seed=config.seed)
+    episodes = play_all(parts.rollouts, starts, seed=config.seed)
     ids = [f"start:{row}" for row in range(len(episodes.success))]
     metrics = parts.preferences.refresh(episodes, ids, -1, reward.initial_labels)
     return ", ".join(f"{k} {v:.3g}" for k, v in metrics.items())
 
 
 def _validate(config: RunConfig, parts: Parts, state: RunState, run_dir: Path) -> dict[str, float]:
-    """Measure the averaged weights on the validation starts; the best so far are kept on disk."""
-    weights = parts.learner.weights(averaged=True)
-    parts.policy.load(weights, parts.learner.version)
-    result = evaluate(parts.policy, parts.env, split=Split.VALIDATION, episodes=config.loop.validation_episodes)
+    """Measure the averaged weights on the validation starts; the best so far are kept on disk. They act until the next
+    publication."""
+    parts.sync.publish(averaged=True)
+    result = evaluate(parts.rollouts, split=Split.VALIDATION, episodes=config.loop.validation_episodes)
     if result.success > state.best_success:
         state.best_success, state.best_step = result.success, state.step
-        save_policy(run_dir / "best", parts.metadata, weights, also=parts.export)
-    parts.sync.receive(parts.policy)
+        save_policy(run_dir / "best", parts.metadata, parts.learner.weights(averaged=True), also=parts.export)
     return {"validation/success": result.success, "validation/low": result.low, "validation/high": result.high}
-
-
-def _save(checkpoints: RunCheckpoints, parts: Parts, state: RunState) -> None:
-    tensors = {f"learner/{k}": v for k, v in parts.learner.state().items()}
-    if parts.preferences is not None:
-        tensors |= {f"preferences/{k}": v for k, v in parts.preferences.state().items()}
-    if parts.stored is not None:
-        state.shards_read = parts.stored.read
-    checkpoints.save(state.step, {k: v for k, v in vars(state).items() if k != "step"}, tensors)
-
-
-def _restore(checkpoints: RunCheckpoints, parts: Parts, log: MetricsLog, say: Say) -> RunState:
-    saved, tensors, problems = checkpoints.load_latest()
-    for problem in problems:
-        say(f"warning: {problem}; using the one before")
-    part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
-    parts.learner.restore(part("learner/"))
-    if parts.preferences is not None:
-        parts.preferences.restore(part("preferences/"))
-    if parts.stored is not None:
-        parts.stored.read = dict(saved["shards_read"])
-    log.rewind(saved["step"])
-    say(f"resuming at step {saved['step']}")
-    return RunState(**{k: saved[k] for k in vars(RunState())})

@@ -30,6 +30,7 @@ class EnvSpec:
     instructions: tuple[str, ...]  # every sentence the task can say
     fps: int | None = None  # env steps a second of the robot's time, which datasets are compared by; None: not known
     num_tasks: int = 1  # a start seed modulo this number chooses the task, where an env has several
+    num_starts: int = 1  # seed // num_tasks modulo this number chooses the start state, where an env has only so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,29 @@ class Episodes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Played:
+    """What became of the starts that were ordered: whole groups in their order, by one weights version."""
+
+    episodes: Episodes | None  # None: every group was lost
+    lost_groups: int = 0  # whoever played them died or hung; they are counted and never trained on
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncResult:
+    """What became of one publication of weights."""
+
+    version: int
+    ok: bool  # some receiver acts with this version
+    stale: tuple[str, ...] = ()  # receivers that do not have it, and get no work until they do
+    problems: tuple[str, ...] = ()  # what kept them from it
+    num_bytes: int = 0  # sent to each receiver
+    gather_s: float = 0.0  # on the learner's side
+    transfer_s: float = 0.0  # until every receiver holds all of it, checked
+    commit_s: float = 0.0  # in which acting had to wait
+    transport: str = "in_process"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Targets:
     """What the loss compares log-probabilities with. Leaves live on the learner's device."""
 
@@ -121,3 +145,4 @@ class Batch:
     mask: Bool[np.ndarray, " B"]
     num_valid: float
     logp_acted: Float[np.ndarray, "B S"] | None = None  # of stale decisions, nats, as they were acted
+    reference: Float[np.ndarray, "B S D"] | None = None  # means of the reference; None: the learner computes them

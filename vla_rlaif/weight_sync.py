@@ -1,18 +1,26 @@
-"""Weights from the learner to policies, in one process."""
+"""Weights from the learner to the policy that acts, in one process."""
 
-from vla_rlaif.interfaces import Policy
-from vla_rlaif.types import Weights
+import time
+
+from vla_rlaif.interfaces import Learner, Policy
+from vla_rlaif.types import SyncResult
 
 
 class LocalSync:
-    """The in-process WeightSync: what is sent last is what a policy receives."""
+    """The in-process WeightSync."""
 
-    def __init__(self) -> None:
-        self._latest: tuple[Weights, int] | None = None
+    def __init__(self, learner: Learner, policy: Policy) -> None:
+        self._learner, self._policy = learner, policy
 
-    def send(self, weights: Weights, version: int) -> None:
-        self._latest = weights, version
-
-    def receive(self, policy: Policy) -> None:
-        assert self._latest is not None, "receive() before the first send(): the learner has not published any weights"
-        policy.load(*self._latest)
+    def publish(self, *, averaged: bool = False) -> SyncResult:
+        version, begun = self._learner.version, time.perf_counter()
+        weights = self._learner.weights(averaged=averaged)
+        gathered = time.perf_counter()
+        self._policy.load(weights, version)
+        return SyncResult(
+            version=version,
+            ok=True,
+            num_bytes=sum(value.nbytes for value in weights.values()),
+            gather_s=gathered - begun,
+            commit_s=time.perf_counter() - gathered,
+        )

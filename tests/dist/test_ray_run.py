@@ -1,0 +1,65 @@
+"""Runs on real Ray: a learner, two rollout workers, a reward and a reference worker in processes of their own."""
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from cluster_runs import BASE, after_steps, comparable, run_here, run_on
+from ray_session import START_S, start
+
+from vla_rlaif.cluster_config import RayClusterConfig
+from vla_rlaif.dist.ray_cluster import RayCluster
+
+# Ray starts its processes by fork, and execs at once; JAX, which other tests of this process loaded, warns of it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
+PART = {"cpus": 0.5}
+
+
+def on_ray(**roles: Any) -> dict[str, Any]:
+    faults = {**BASE["cluster"]["faults"], "start_timeout_s": START_S}
+    return {"type": "ray", "roles": {name: {**PART, **role} for name, role in roles.items()}, "faults": faults}
+
+
+@pytest.fixture
+def ray() -> Iterator[Any]:
+    made = []
+
+    def cluster(section: dict[str, Any]) -> RayCluster:
+        start()
+        made.append(RayCluster(RayClusterConfig.model_validate(section)))
+        return made[-1]
+
+    yield cluster
+    for each in made:
+        each.close()
+
+
+def kill(role: str, workers: Any) -> None:
+    os.kill(getattr(workers, role).handles[0].pid, signal.SIGKILL)
+
+
+def test_the_numbers_are_those_of_one_process_though_the_judge_is_killed(tmp_path, ray):
+    """At staleness 0: rewards, losses and all other numbers to the bit; kill -9 of the reward worker changes none."""
+    plain = run_here(tmp_path / "here")
+    section = on_ray(learner={}, rollout={"workers": 2}, reward={}, reference={})
+    strike = partial(after_steps, num=1, strike=partial(kill, "judges"))
+    lines = run_on(ray(section), tmp_path / "there", cluster=section, meanwhile=strike)
+    assert [line["loss"] for line in lines] == [line["loss"] for line in plain]
+    assert [line["reward/mean"] for line in lines] == [line["reward/mean"] for line in plain]
+    assert comparable(lines) == comparable(plain)
+
+
+def test_a_learner_of_two_ranks_learns_what_one_does(tmp_path, ray):
+    """Sums over ranks round differently, so the numbers agree only up to that."""
+    torch: dict[str, Any] = {"policy": {"type": "gaussian", "backend": "torch"}, "reward": {"type": "pixel_distance"}}
+    torch |= {"loop": {**BASE["loop"], "steps": 2}}
+    plain = run_here(tmp_path / "here", **torch)
+    section = on_ray(learner={"workers": 2}, rollout={}, reward={})
+    lines = run_on(ray(section), tmp_path / "there", cluster=section, **torch)
+    for line, wanted in zip(lines, plain, strict=True):
+        for name in ("loss", "reference_kl", "reward/mean", "grad_norm"):
+            assert line[name] == pytest.approx(wanted[name], rel=1e-4), name

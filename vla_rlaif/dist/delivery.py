@@ -1,0 +1,103 @@
+"""One payload to several receivers that fetch it by themselves, and what that has in common with a broadcast.
+
+Module functions that take a worker are work for that worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from vla_rlaif.dist.answers import WorkerError, WorkerFailure
+from vla_rlaif.dist.cluster import Handle
+from vla_rlaif.dist.manifest import Manifest, ManifestError
+from vla_rlaif.dist.sender import Offer, Sender, Transport
+from vla_rlaif.dist.staging import Receiver, Vote
+from vla_rlaif.dist.tickets import Ticket
+from vla_rlaif.dist.votes import POLL_S, collect_votes, is_yes, problem_of
+
+type Key = tuple[str, int]  # name and incarnation of a worker
+
+
+def key_of(handle: Handle[Any]) -> Key:
+    return handle.name, handle.incarnation
+
+
+@runtime_checkable
+class HasSender(Protocol):
+    @property
+    def sender(self) -> Sender: ...
+
+
+@runtime_checkable
+class HasReceiver(Protocol):
+    @property
+    def receiver(self) -> Receiver: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of a transfer."""
+
+    bucket_bytes: int
+    bucket_s: float  # deadline of one bucket, and longest silence of an end
+
+    def seconds(self, num_bytes: int) -> float:
+        """For all of it."""
+        return self.bucket_s * max(1, -(-num_bytes // self.bucket_bytes))
+
+
+@dataclass(kw_only=True)
+class Ballot:
+    """Who has a payload, staged and checked, and why the others do not."""
+
+    yes: set[str] = field(default_factory=set)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def count(self, name: str, outcome: Vote | WorkerFailure) -> None:
+        if is_yes(outcome):
+            self.yes.add(name)
+            self.problems.pop(name, None)
+        else:
+            self.problems[name] = problem_of(outcome)
+
+
+class Fetches:
+    """Receivers that fetch a payload by themselves, all at the same time; begun where it is made."""
+
+    def __init__(self, offer: Offer, ways: Mapping[str, Transport], handles: Mapping[str, Handle[HasReceiver]]) -> None:
+        """``ways``: the transport of each of ``handles``, by name."""
+        self._manifest, self._handles = offer.manifest, handles
+        self._polls = {
+            name: handle.ask(partial(stage, manifest=offer.manifest, ticket=offer.tickets[ways[name]]), urgent=True)
+            for name, handle in handles.items()
+        }
+
+    def finish(self, ballot: Ballot, limits: Limits) -> None:
+        """Raises ManifestError."""
+        found = collect_votes(
+            self._polls,
+            lambda name: self._handles[name].ask(partial(vote, serial=self._manifest.serial), urgent=True),
+            doing="fetching weights",
+            silent_s=limits.bucket_s,
+            timeout_s=limits.seconds(self._manifest.num_bytes),
+            until_failure=False,
+        )
+        for name in self._handles:
+            raise_mismatch(name, found[name])
+            ballot.count(name, found[name])
+
+
+def raise_mismatch(name: str, outcome: object) -> None:
+    """A worker's ManifestError is an error of the run, not of one worker."""
+    if isinstance(outcome, WorkerError) and outcome.kind == ManifestError.__name__:
+        raise ManifestError(f"{name}: {outcome.reason}") from outcome
+
+
+def stage(worker: HasReceiver, *, manifest: Manifest, ticket: Ticket) -> Vote | None:
+    worker.receiver.stage(manifest, ticket)
+    return worker.receiver.vote(manifest.serial, POLL_S)
+
+
+def vote(worker: HasReceiver, *, serial: int) -> Vote | None:
+    return worker.receiver.vote(serial, POLL_S)

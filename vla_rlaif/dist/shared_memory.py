@@ -1,0 +1,73 @@
+"""Memory that other processes of this machine map. It has no name in any file system, so nothing is left behind when a
+process is killed, and the size of /dev/shm does not matter: the kernel frees it with its last user."""
+
+import mmap
+import os
+import secrets
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_rlaif.dist.manifest import Bytes, Manifest
+from vla_rlaif.dist.tickets import Desk
+
+
+class Segment:
+    """Memory that others may map. ``token`` tells it from any other."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.token = secrets.token_hex(8)
+        self._fd = os.memfd_create(_label(self.token))
+        weakref.finalize(self, os.close, self._fd)
+        os.ftruncate(self._fd, num_bytes)
+        self.memory: Bytes = np.frombuffer(mmap.mmap(self._fd, num_bytes), np.uint8)
+
+    def ticket(self, others: Collection[str]) -> "SharedTicket":
+        """``others``: tokens of segments that are in use besides this one."""
+        return SharedTicket(pid=os.getpid(), fd=self._fd, token=self.token, others=frozenset(others))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTicket:
+    """A payload in a segment. It is not copied: who stages it holds the segment, and the sender does not write to one
+    that is held."""
+
+    pid: int
+    fd: int
+    token: str
+    others: frozenset[str]
+
+    def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
+        for token in desk.maps.keys() - {self.token} - self.others:
+            desk.maps.pop(token, None)  # another thread, which was given up, may have done it
+        if self.token not in desk.maps:
+            desk.maps[self.token] = self._map(manifest.num_bytes)
+        memory = desk.maps[self.token]
+        desk.check.up_to(memory, len(memory))
+        return memory
+
+    def _map(self, num_bytes: int) -> Bytes:
+        """Changes to the view stay private, so that a policy may share its memory."""
+        path = f"/proc/{self.pid}/fd/{self.fd}"
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise ValueError(
+                f"the memory of process {self.pid} cannot be mapped ({error}): it has ended, belongs to another user, "
+                "or runs in another container. Set sync.transport to process_group."
+            ) from None
+        try:
+            label = os.readlink(f"/proc/self/fd/{fd}")
+            if _label(self.token) not in label or os.fstat(fd).st_size != num_bytes:
+                raise ValueError(
+                    f"{path} is {label}, not segment {self.token} of {num_bytes} bytes: its owner has ended."
+                )
+            return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), np.uint8)
+        finally:
+            os.close(fd)
+
+
+def _label(token: str) -> str:
+    return f"vla_rlaif-{token}"

@@ -1,0 +1,109 @@
+"""How a receiver gets at the bytes of a payload. A ticket is plain data that travels to it and fetches them there."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from vla_rlaif.dist.cluster import StoredValue
+from vla_rlaif.dist.link import Links, LinkSpec
+from vla_rlaif.dist.manifest import BLOCK, Bytes, Manifest
+from vla_rlaif.dist.payload import checksums
+
+OBJECT_S = 60.0  # seconds to get an object that the sender has put
+
+
+class Check:
+    """Compares what has arrived with the manifest, block by block, while the rest is on its way."""
+
+    def __init__(self, manifest: Manifest, *, threads: int) -> None:
+        self._manifest, self._threads, self._done = manifest, threads, 0
+        self._found: list[int] = []
+
+    def up_to(self, memory: Bytes, num_bytes: int) -> None:
+        """The first ``num_bytes`` bytes of ``memory`` have arrived."""
+        stop = num_bytes if num_bytes == len(memory) else num_bytes // BLOCK * BLOCK
+        self._found += checksums(memory[self._done : stop], threads=self._threads)
+        self._done = stop
+
+    @property
+    def found(self) -> tuple[int, ...]:
+        return tuple(self._found)
+
+    @property
+    def problem(self) -> str:
+        """Empty if all is as it was sent."""
+        sent = self._manifest.checksums
+        if len(self._found) != len(sent):
+            return f"{len(self._found)} of {len(sent)} blocks have arrived"
+        wrong = [i for i, (a, b) in enumerate(zip(self._found, sent, strict=True)) if a != b]
+        return f"{len(wrong)} of {len(sent)} blocks, from block {wrong[0]} on, are not what was sent" if wrong else ""
+
+
+class Rooms:
+    """Memory that is used again from round to round."""
+
+    def __init__(self) -> None:
+        self._rooms: list[Bytes] = []
+
+    def take(self, num_bytes: int, busy: Collection[int]) -> Bytes:
+        """A room that nobody uses; ``busy`` are the ids of those that are in use. Others of another size are freed."""
+        self._rooms = [room for room in self._rooms if id(room) in busy or len(room) == num_bytes]
+        for room in self._rooms:
+            if id(room) not in busy:
+                return room
+        self._rooms.append(np.empty(num_bytes, np.uint8))
+        return self._rooms[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """What a ticket finds at the receiver."""
+
+    check: Check
+    room: Callable[[int], Bytes]  # memory of so many bytes that nobody uses
+    links: Links
+    maps: dict[str, Bytes] = field(default_factory=dict)  # memory of others, by token; kept from round to round
+
+
+@runtime_checkable
+class Ticket(Protocol):
+    @property
+    def token(self) -> str:
+        """Of the sender's memory that the receiver goes on using; empty: none."""
+        ...
+
+    def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
+        """The payload, all of which ``desk.check`` has seen."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTicket:
+    """A payload that is broadcast to all members of a link."""
+
+    spec: LinkSpec
+    token: str = ""
+
+    def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
+        memory = desk.room(manifest.num_bytes)
+        desk.links.join(self.spec).receive(memory, lambda num_bytes: desk.check.up_to(memory, num_bytes))
+        return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectTicket:
+    """A payload in the cluster's object store."""
+
+    value: StoredValue
+    token: str = ""
+
+    def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
+        memory = self.value.take(OBJECT_S)
+        if memory.flags.writeable:  # the store has kept the sender's own memory, which will change
+            room = desk.room(manifest.num_bytes)
+            room[:] = memory
+            memory = room
+        desk.check.up_to(memory, len(memory))
+        return memory

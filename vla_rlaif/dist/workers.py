@@ -1,0 +1,144 @@
+"""What a rollout, a reward and a reference worker do. Plain classes: they know no Ray, no learner and not each other.
+
+Axes: see types.py; D numbers of a mean.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from vla_rlaif.dist.manifest import Layout
+from vla_rlaif.dist.once import Once
+from vla_rlaif.dist.staging import Receiver
+from vla_rlaif.interfaces import Policy, ReferenceModel, RewardModel, VectorEnv
+from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData
+from vla_rlaif.preferences.refresh import FittableReward
+from vla_rlaif.rollout import rollout
+from vla_rlaif.step_metrics import TimedEnv, WatchedEnv, policy_metrics
+from vla_rlaif.types import EnvSpec, Episodes, Observation, Starts, Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a rollout worker plays on."""
+
+    spec: EnvSpec
+    num_envs: int
+    window: int  # of the policy
+    timed: tuple[str, ...]  # parts of the env
+    watched: tuple[str, ...]  # kinds of faults of the env
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedPart:
+    """What one worker has played, and how its time was spent meanwhile."""
+
+    worker: str
+    episodes: Episodes
+    seconds: Mapping[str, float]  # wall, by part of the env
+    faults: Mapping[str, int]  # of parts of the env, by kind
+    diagnostics: Mapping[str, float]  # of the policy
+
+
+class RolloutWorker:
+    """Plays episodes with the weights that it holds. New ones take effect between two calls of ``play``."""
+
+    def __init__(
+        self, name: str, policy: Policy, env: VectorEnv, *, act_batch: int | None, layout: Layout | None = None
+    ) -> None:
+        """``layout``: of the policy's weights; those of another model are then refused before they are sent."""
+        self._name, self._policy, self._env, self._act_batch = name, policy, env, act_batch
+        self.receiver = Receiver(policy.load, expected=layout)
+
+    def stage(self) -> Stage:
+        return Stage(
+            spec=self._env.spec,
+            num_envs=self._env.num_envs,
+            window=self._policy.window,
+            timed=tuple(_seconds(self._env)),
+            watched=tuple(_faults(self._env)),
+        )
+
+    def play(self, starts: Starts, *, seed: int, noise_scale: float) -> PlayedPart:
+        self.receiver.adopt()
+        seconds, faults = _seconds(self._env), _faults(self._env)
+        episodes = rollout(
+            self._policy, self._env, starts, seed=seed, noise_scale=noise_scale, act_batch=self._act_batch
+        )
+        return PlayedPart(
+            worker=self._name,
+            episodes=episodes,
+            seconds={part: s - seconds[part] for part, s in _seconds(self._env).items()},
+            faults={kind: n - faults[kind] for kind, n in _faults(self._env).items()},
+            diagnostics=policy_metrics(self._policy),
+        )
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Act with these, which no learner has sent."""
+        self.receiver.adopt()
+        self._policy.load(weights, version)
+
+
+class RewardWorker:
+    """Judges episodes. Scoring is pure; only ``fit`` and ``restore`` change a reward that can be fitted."""
+
+    def __init__(self, reward: RewardModel) -> None:
+        self._reward, self._once = reward, Once()
+
+    def version(self) -> int:
+        return self._reward.version
+
+    def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
+        return self._reward.score(episodes)
+
+    def features(self, episodes: Episodes) -> EpisodeFeatures:
+        return self._fittable.features(episodes)
+
+    def score_features(self, features: EpisodeFeatures) -> Float[np.ndarray, " N"]:
+        return self._fittable.score_features(EpisodeFeatures(**_copied(vars(features))))
+
+    def member_logits(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]:
+        return self._fittable.member_logits(EpisodeFeatures(**_copied(vars(features))))
+
+    def fit(self, data: PairData, seed: int, *, key: str) -> tuple[FitReport, Weights]:
+        """The report, and the state after the fit, for the other workers."""
+        mine = PairData(**_copied(vars(data)))
+        return self._once(key, lambda: (self._fittable.fit(mine, seed), self._fittable.state()))
+
+    def state(self) -> Weights:
+        return self._fittable.state()
+
+    def restore(self, state: Weights) -> None:
+        self._fittable.restore(state)
+
+    @property
+    def _fittable(self) -> FittableReward:
+        assert isinstance(self._reward, FittableReward), f"{type(self._reward).__name__} is not learned from labels"
+        return self._reward
+
+
+class ReferenceWorker:
+    """Holds the start policy, which never changes: all that it does is pure, and it receives no weights."""
+
+    def __init__(self, reference: ReferenceModel) -> None:
+        self._reference = reference
+
+    def means(
+        self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
+    ) -> Float[np.ndarray, "B S D"]:
+        return self._reference.means(obs, trace, executed)
+
+
+def _seconds(env: VectorEnv) -> dict[str, float]:
+    return dict(env.seconds) if isinstance(env, TimedEnv) else {}
+
+
+def _faults(env: VectorEnv) -> dict[str, int]:
+    return dict(env.faults) if isinstance(env, WatchedEnv) else {}
+
+
+def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What comes from another process may be read-only, which torch warns about."""
+    return {name: np.array(value) for name, value in arrays.items()}

@@ -1,0 +1,72 @@
+"""What a run carries from step to step, how it goes into a checkpoint and comes back.
+
+    learner/*         parameters, average, reference, optimiser, version
+    preferences/*     labels' features, counts and ids; the reward model
+    acting/*          with steps played ahead: the weights of those that the checkpoint leaves to be played again
+    state.json        RunState
+
+Randomness has no state: every draw comes from a seed and the numbers of the step, the group, the member.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vla_rlaif.checkpoint import RunCheckpoints
+from vla_rlaif.checkpoint_writer import CheckpointWriter
+from vla_rlaif.gather import Gathered
+from vla_rlaif.parts import Acting, Parts
+from vla_rlaif.types import Weights
+
+
+@dataclass
+class RunState:
+    """What the loop carries from step to step, besides the learner and the reward model."""
+
+    step: int = 0
+    minutes: float = 0.0
+    best_step: int = -1
+    best_success: float = -1.0
+    dead_steps: int = 0  # consecutive steps without a live group
+    shards_read: dict[str, int] = field(default_factory=dict)  # of parts.stored, by worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    state: RunState
+    learner: Weights
+    acting: Acting | None  # the weights with which the step after the checkpoint was played; None: the learner's
+    problems: list[str]
+
+
+def save(writer: CheckpointWriter, parts: Parts, state: RunState, gathered: Gathered, acting: Acting) -> None:
+    """After the step of ``gathered``, which was trained on. What is gathered beyond it is played again on resume."""
+    tensors = {f"learner/{k}": v for k, v in parts.learner.state().items()}
+    tensors |= {f"preferences/{k}": v for k, v in gathered.preferences.items()}
+    if acting.trained is not None:
+        tensors |= {f"acting/params/{k}": v for k, v in acting.trained.items()}
+        tensors |= {"acting/step": np.array(acting.step), "acting/version": np.array(acting.version)}
+    state.shards_read = dict(gathered.shards_read)
+    writer.save(state.step, {k: v for k, v in vars(state).items() if k != "step"}, tensors)
+
+
+def restore(checkpoints: RunCheckpoints, parts: Parts) -> Restored:
+    """All but the learner, which takes ``learner``."""
+    saved, tensors, problems = checkpoints.load_latest()
+    part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
+    if parts.preferences is not None:
+        parts.preferences.restore(part("preferences/"))
+    if parts.stored is not None:
+        parts.stored.read = dict(saved["shards_read"])
+    acting = None
+    if "acting/step" in tensors:
+        step, version = int(tensors["acting/step"]), int(tensors["acting/version"])
+        acting = Acting(step=step, version=version, trained=part("acting/params/"))
+    state = RunState(**{k: saved[k] for k in vars(RunState())})
+    return Restored(state=state, learner=part("learner/"), acting=acting, problems=problems)
+
+
+def as_before(learner: Weights, acting: Acting) -> Weights:
+    """The learner's state with the parameters that act, for publishing them once more."""
+    assert acting.trained is not None
+    return {**learner, **{f"params/{k}": v for k, v in acting.trained.items()}, "version": np.array(acting.version)}
