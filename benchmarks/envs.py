@@ -2,8 +2,8 @@
 
 Ours executes a chunk and draws once at its end, the others draw at every step, as their interfaces want; "ours, chunk
 1" draws at every step too. The floor is the suite's own physics steps and one image a chunk in one thread, times the
-number of cores: no observations, rewards or Python around them. LeRobot's Meta-World draws 480 pixels whatever is asked
-for.
+number of cores: no observations, rewards or Python around them. "suite's step" is the suite's whole step in its place,
+which nobody can do without: it is what tells success. LeRobot's Meta-World draws 480 pixels whatever is asked for.
 
 Sides take turns, so that a change of load meets them all; medians, and medians of ratios of neighbours, are reported.
 
@@ -86,6 +86,8 @@ def build_sides(options: Options) -> dict[str, Iterator[float]]:
     sides["ours, chunk 1"] = our_side(options, our_config(options, 1))
     make_floor = {"tabletop": tabletop_floor, "metaworld": metaworld_floor, "pusht": pusht_floor}[options.suite]
     sides["floor x cores"] = floor_side(options, make_floor(options))
+    if options.suite != "tabletop":  # its step is ours
+        sides["suite's step x cores"] = floor_side(options, make_floor(options, whole_step=True))
     return sides
 
 
@@ -237,7 +239,7 @@ def tabletop_floor(options: Options) -> Callable[[], None]:
     return chunk_and_frame
 
 
-def metaworld_floor(options: Options) -> Callable[[], None]:
+def metaworld_floor(options: Options, *, whole_step: bool = False) -> Callable[[], None]:
     import mujoco
 
     from vla_rlaif.envs.metaworld import MetaWorldTask
@@ -252,25 +254,36 @@ def metaworld_floor(options: Options) -> Callable[[], None]:
     )
     task.reset(0)
     env = task._env
+    env.max_path_length = 10**9
     images = np.empty((1, options.image_size, options.image_size, 3), np.uint8)
+    still = np.zeros(4, np.float32)
 
     def chunk_and_frame() -> None:
-        mujoco.mj_step(env.model, env.data, nstep=env.frame_skip * options.chunk)
+        if whole_step:
+            for _ in range(options.chunk):
+                env.step(still)
+        else:
+            mujoco.mj_step(env.model, env.data, nstep=env.frame_skip * options.chunk)
         task.render(images)
 
     return chunk_and_frame
 
 
-def pusht_floor(options: Options) -> Callable[[], None]:
+def pusht_floor(options: Options, *, whole_step: bool = False) -> Callable[[], None]:
     from vla_rlaif.envs.pusht import make_env
 
     env = make_env(image_size=options.image_size)
     env.reset(seed=0)
     suite: Any = env.unwrapped
+    middle = np.array([256, 256], np.float32)
 
     def chunk_and_frame() -> None:
-        for _ in range(10 * options.chunk):
-            suite.space.step(suite.dt)
+        if whole_step:
+            for _ in range(options.chunk):
+                suite.step(middle)
+        else:
+            for _ in range(10 * options.chunk):
+                suite.space.step(suite.dt)
         env.render()
 
     return chunk_and_frame

@@ -13,7 +13,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-_PACKAGES = {"egl": "libegl1 libgl1", "osmesa": "libosmesa6"}
+from vla_rlaif.envs.gl_missing import how_to_get_it
 
 
 def make_context(backend: str, image_size: int) -> Any:
@@ -32,10 +32,7 @@ def make_context(backend: str, image_size: int) -> Any:
     try:
         context = importlib.import_module(f"mujoco.{backend}").GLContext(image_size, image_size)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:  # PyOpenGL reports a missing library as any
-        raise ValueError(
-            f"Renderer {backend!r} does not work on this machine ({type(error).__name__}: {error}). Install its "
-            f"libraries (apt install {_PACKAGES[backend]}). The tabletop has renderer: ray as well, which needs none."
-        ) from error
+        raise ValueError(how_to_get_it(backend, error)) from error
     return context
 
 

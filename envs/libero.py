@@ -19,6 +19,7 @@ import mujoco
 import numpy as np
 
 from vla_rlaif.envs.gl import Cameras, make_fast
+from vla_rlaif.envs.libero_expert import BOWL, PLATE, TAUGHT, bowl_to_plate
 from vla_rlaif.envs.single import Reading, SingleSpec, recorded, replayed
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
@@ -26,6 +27,7 @@ ACTION_DIM, STATE_DIM, FPS = 7, 8, 20
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _REST = np.array([0, 0, 0, 0, 0, 0, -1.0])  # stand still, gripper open
 _COLLISION_GROUP = 0  # geoms that robosuite does not draw
+NUM_STARTS = 20  # initial states that a split has, at most
 _STARTS = {4: (20, 30), 5: (0, 20)}  # initial states by the split in a seed's high bits; every other has (30, 50)
 _CONTROLLER = ("goal_pos", "goal_ori", "relative_ori", "ori_ref")
 
@@ -72,7 +74,9 @@ class LiberoTask:
             instructions=tuple(self._benchmark.get_task(t).language for t in self._tasks),
             fps=FPS,
             num_tasks=len(self._tasks),
+            num_starts=NUM_STARTS,
         )
+        self.teaches = set(tasks) <= set(TAUGHT.get(suite, ()))
 
     def reset(self, seed: int) -> Reading:
         self._seed, self._actions = seed, []
@@ -82,10 +86,9 @@ class LiberoTask:
         self._env = self._envs[self._task]
         gripper = self._env.robots[0].gripper
         gripper.current_action = np.zeros_like(gripper.current_action)  # a ramp that the suite's reset leaves as it is
-        first, last = _STARTS.get(seed >> 48, (30, 50))
         self._env.seed(0)
         self._env.reset()
-        init = self._inits[self._task][first + seed // len(self._tasks) % (last - first)]
+        init = self._inits[self._task][initial_state(seed, len(self._tasks))]
         self._obs = self._env.set_init_state(init)
         for _ in range(self._settle_steps):
             self._obs, *_ = self._env.step(_REST)
@@ -111,6 +114,17 @@ class LiberoTask:
         self._drawn[key].draw(model, data, images)
         if self._turned:
             images[:] = images[:, :, ::-1].copy()  # rows from the bottom, turned by half a turn
+
+    def expert(self) -> np.ndarray:
+        data, bodies = self._env.sim.data, self._env.env.obj_body_id
+        site = self._env.robots[0].eef_site_id
+        return bowl_to_plate(
+            np.array(data.site_xpos[site]),
+            np.array(data.site_xmat[site]).reshape(3, 3),
+            self._obs["robot0_gripper_qpos"],
+            np.array(data.body_xpos[bodies[BOWL]]),
+            np.array(data.body_xpos[bodies[PLATE]]),
+        )
 
     def fingerprint(self) -> bytes:
         model, data = self._simulation()
@@ -177,6 +191,12 @@ class LiberoTask:
             ended=False,
             truth=float(success),
         )
+
+
+def initial_state(seed: int, num_tasks: int) -> int:
+    """Which of a task's 50 a start seed stands for."""
+    first, last = _STARTS.get(seed >> 48, (30, 50))
+    return first + seed // num_tasks % (last - first)
 
 
 def _rotation_vector(xyzw: np.ndarray) -> np.ndarray:

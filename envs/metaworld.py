@@ -36,6 +36,7 @@ _BROKEN = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, m
 
 
 class MetaWorldTask:
+    teaches = True
     _drawn: dict[tuple[str, ...], Cameras] = {}  # noqa: RUF012 (of this process: members of one task share a context)
 
     def __init__(
@@ -85,7 +86,7 @@ class MetaWorldTask:
         if any(self._env.data.warning[w].number for w in _BROKEN):
             raise FloatingPointError("MuJoCo reports a broken simulation.")
         success = bool(info["success"])
-        return self._reading(success=success, truth=float(np.clip(reward / 10, -1, 1)) + success)
+        return self._reading(success=success, truth=min(max(float(reward) / 10, -1.0), 1.0) + success)
 
     def render(self, images: np.ndarray) -> None:
         env = self._env
@@ -155,7 +156,13 @@ class MetaWorldTask:
     def _made(self, task: str) -> Any:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        env = ALL_V3_ENVIRONMENTS[task]()
+        try:
+            env = ALL_V3_ENVIRONMENTS[task]()
+        except (OSError, ValueError) as error:  # of gymnasium for the model, of mujoco for what it includes
+            raise ValueError(
+                f"Meta-World cannot load the scene of {task}: {error}. Its assets are a part of the package: "
+                "pip install --force-reinstall --no-deps metaworld==3.0.0"
+            ) from error
         # What the suite's own benchmarks set, but for the draw of the start state: by seed, not from a list of 50.
         env._partially_observable = False
         del env.sawyer_observation_space  # cached, and of the goal's visibility

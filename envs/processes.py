@@ -75,6 +75,7 @@ class ProcessVectorEnv:
             instructions=self._single.instructions,
             fps=self._single.fps,
             num_tasks=self._single.num_tasks,
+            num_starts=self._single.num_starts,
         )
 
     @property
@@ -103,24 +104,32 @@ class ProcessVectorEnv:
     def reset(self, seeds: Int[np.ndarray, " N"]) -> Transition:
         """Start episodes; workers that were lost are back first. Members whose env failed here are done and invalid.
 
-        Raises RuntimeError if not one member could be reset.
+        Raises RuntimeError if not one member could be reset: at once if an env raised, or after some tries in which all
+        workers died or hung.
         """
         if len(seeds) != self._num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self._num_envs} members; give one each.")
         if np.any(seeds < 0):
             raise ValueError(f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
         self._require_open()
-        self._greet()
-        a = self._arrays
-        a.done[:], a.valid[:], a.success[:], a.truncated[:], a.truth[:] = True, False, False, False, 0
-        a.executed[:] = 0
-        said = self._request("reset", {i: int(s) for i, s in enumerate(seeds)})
-        if not said:
-            raise RuntimeError(f"no environment could be reset; the last one said: {self._last_fault}")
+        said = self._reset_all(seeds)
         sentences = self._spec.instructions
         self._instruction = [said.get(i, sentences[0]) for i in range(self._num_envs)]
         self._is_started = True
         return self._transition()
+
+    def _reset_all(self, seeds: Int[np.ndarray, " N"]) -> dict[int, str]:
+        a, raised = self._arrays, self._faults["raised"]
+        for _ in range(_MAX_STARTS):
+            self._greet()
+            a.done[:], a.valid[:], a.success[:], a.truncated[:], a.truth[:] = True, False, False, False, 0
+            a.executed[:] = 0
+            said = self._request("reset", {i: int(s) for i, s in enumerate(seeds)})
+            if said:
+                return said
+            if self._faults["raised"] > raised:
+                break
+        raise RuntimeError(f"no environment could be reset; the last one said: {self._last_fault}")
 
     def step(self, action: Float[np.ndarray, "N H A"]) -> Transition:
         """Execute a chunk of any length. Members that finish inside it are frozen there, in state and images."""

@@ -25,6 +25,7 @@ class SingleSpec:
     instructions: tuple[str, ...]  # every sentence the env can say
     fps: int | None = None  # env steps a second of the robot's time; None: not known
     num_tasks: int = 1  # a start seed modulo this number chooses the task
+    num_starts: int = 1  # seed // num_tasks modulo this number chooses the start state, where there are only so many
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,12 @@ class RestorableEnv(Protocol):
 
 @runtime_checkable
 class TeachingEnv(Protocol):
-    """An env that knows how to solve its task."""
+    """An env that may know how to solve its tasks."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it does, for all that it was made with."""
+        ...
 
     def expert(self) -> np.ndarray:
         """The expert's action "A" in the present state, float32 in [-1, 1]."""

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 import time
@@ -22,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from vla_rlaif.envs import gl_missing
 from vla_rlaif.envs.shared_arrays import SharedArrays
 from vla_rlaif.envs.single import Reading, RestorableEnv, SingleEnv, TeachingEnv
 
-PROTOCOL = 1  # raised with every change of the messages or of the shared arrays
+PROTOCOL = 2  # raised with every change of the messages or of the shared arrays
 
 
 class Worker:
@@ -46,7 +48,7 @@ class Worker:
                 "numpy": np.__version__,
                 "spec": asdict(spec),
                 "name": type(first).__name__,
-                "has_expert": isinstance(first, TeachingEnv),
+                "has_expert": isinstance(first, TeachingEnv) and first.teaches,
                 "is_restorable": isinstance(first, RestorableEnv),
             }
         )
@@ -145,7 +147,7 @@ class Worker:
 
     def _write(self, member: int, reading: Reading) -> None:
         arrays = self._arrays
-        if not (np.isfinite(reading.state).all() and np.isfinite(reading.truth)):
+        if not (np.isfinite(reading.state).all() and math.isfinite(reading.truth)):
             raise FloatingPointError(f"the state is not finite: {reading.state}, truth {reading.truth}")
         timed_out = self._num_steps[member] >= self._max_steps
         arrays.state[member], arrays.truth[member] = reading.state, reading.truth
@@ -181,8 +183,12 @@ def main(connection: Connection, arrays_fd: int, hello: dict[str, Any]) -> None:
         worker = Worker(connection, arrays_fd, hello)
     except ValueError as error:
         connection.send_bytes(json.dumps({"mistake": str(error)}).encode())
-    except Exception:  # of a suite, while it was imported or built
-        connection.send_bytes(json.dumps({"crash": traceback.format_exc()}).encode())
+    except Exception as error:  # of a suite, while it was imported or built
+        if gl_missing.is_cause_of(error):  # mujoco loads what MUJOCO_GL names as soon as it is imported
+            answer = {"mistake": gl_missing.how_to_get_it(os.environ["MUJOCO_GL"], error)}
+        else:
+            answer = {"crash": traceback.format_exc()}
+        connection.send_bytes(json.dumps(answer).encode())
     else:
         worker.serve()
     os._exit(0)  # exit handlers of graphics libraries print, and may hang

@@ -6,7 +6,7 @@ import pytest
 from vla_rlaif.collect import collect_demonstrations
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.envs.tabletop import Tabletop
-from vla_rlaif.rollout import Split, held_out_starts, start_seed, train_starts
+from vla_rlaif.rollout import Split, dealt, held_out_starts, start_seed, train_starts
 from vla_rlaif.warm_start_config import CollectConfig
 
 NUM_ENVS = 6
@@ -103,6 +103,16 @@ def test_starts_are_fresh_and_of_their_own_split(collected):
     others = [held_out_starts(split, 50).seed for split in (Split.VALIDATION, Split.TEST)]
     others += [train_starts(3, 0, 50, 1, split).seed for split in (Split.TRAIN, Split.REWARD)]
     assert len(set(spy.seeds)) == 2 * NUM_ENVS and not set(spy.seeds) & set(np.concatenate(others).tolist())
+
+
+def test_numbers_deal_out_all_tasks_and_all_start_states_of_each():
+    hashed = [start_seed(Split.DEMONSTRATION, 3, i) for i in range(24)]
+    seeds = [dealt(seed, i, 3, 4) for i, seed in enumerate(hashed)]
+    kinds = [(seed % 3, seed // 3 % 4) for seed in seeds]
+    assert sorted(kinds) == sorted(2 * [(task, start) for task in range(3) for start in range(4)])
+    assert len(set(kinds[:12])) == 12 and [task for task, _ in kinds[:4]] == [0, 1, 2, 0]
+    assert len(set(seeds)) == 24 and {seed >> 48 for seed in seeds} == {int(Split.DEMONSTRATION)}
+    assert [dealt(seed, i, 1, 1) for i, seed in enumerate(hashed)] == hashed
 
 
 def test_scattered_starts_differ_from_home(env):

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vla_rlaif.env_config import GymnasiumConfig, LiberoConfig, MetaWorldConfig, ProcessEnvConfig
+from vla_rlaif.env_config import (
+    GymnasiumConfig,
+    LiberoConfig,
+    MetaWorldConfig,
+    ProcessEnvConfig,
+    RandomizeConfig,
+)
 from vla_rlaif.interfaces import VectorEnv
 
 
@@ -27,6 +33,17 @@ def build_process_env(config: ProcessEnvConfig, *, max_steps: int | None) -> Vec
     )
 
 
+def strengths(look: RandomizeConfig) -> dict[str, float]:
+    """As envs/randomization.py takes them."""
+    return {
+        "lighting": look.lighting,
+        "texture": look.texture,
+        "camera": look.camera,
+        "mass": look.mass,
+        "friction": look.friction,
+    }
+
+
 def _suite(config: ProcessEnvConfig, max_steps: int) -> tuple[str, Mapping[str, Any]]:
     """The class of the single env, and its keyword arguments as JSON."""
     if isinstance(config, MetaWorldConfig):
@@ -42,20 +59,13 @@ def _metaworld(config: MetaWorldConfig, max_steps: int) -> Mapping[str, Any]:
 
     if max_steps > MAX_STEPS:
         raise ValueError(f"episodes of {max_steps} env steps are too long: Meta-World's last {MAX_STEPS}.")
-    look = config.randomize
     return {
         "tasks": chosen(config.tasks),
         "cameras": config.cameras,
         "image_size": config.image_size,
         "renderer": config.renderer,
         "fast_render": config.fast_render,
-        "randomize": {
-            "lighting": look.lighting,
-            "texture": look.texture,
-            "camera": look.camera,
-            "mass": look.mass,
-            "friction": look.friction,
-        },
+        "randomize": strengths(config.randomize),
     }
 
 
@@ -86,4 +96,5 @@ def _gymnasium(config: GymnasiumConfig) -> Mapping[str, Any]:
         "instruction_key": config.instruction_key,
         "image_size": config.image_size,
         "seed_bits": config.seed_bits,
+        "fps": config.fps,
     }

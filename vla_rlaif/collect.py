@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from vla_rlaif.dataset import Demonstrations
 from vla_rlaif.interfaces import VectorEnv
-from vla_rlaif.rollout import Split, start_seed
+from vla_rlaif.rollout import Split, dealt, start_seed
 from vla_rlaif.warm_start_config import CollectConfig
 
 
@@ -47,7 +47,7 @@ def _play(env: VectorEnv, config: CollectConfig, seed: int, part: int) -> Demons
     rng = np.random.default_rng((seed, part))
     num, dims = env.num_envs, env.spec.action_dim
     moves = min(3, dims)  # dims of an action that move something
-    now = env.reset(np.array([start_seed(Split.DEMONSTRATION, seed, part * num + i) for i in range(num)]))
+    now = env.reset(np.array([_start(env, seed, part * num + i) for i in range(num)]))
     # A straight random walk of random length first, so that demonstrations also start away from home.
     drift, length = rng.uniform(-1, 1, (num, dims)), rng.integers(0, config.scatter_steps + 1, num)
     drift[:, 3:6] *= 0.2  # small turns, where an action has them
@@ -71,6 +71,11 @@ def _play(env: VectorEnv, config: CollectConfig, seed: int, part: int) -> Demons
         mask=np.stack(live, axis=1),
         success=now.success,
     )
+
+
+def _start(env: VectorEnv, seed: int, number: int) -> int:
+    """Of every task as many demonstrations as of any other."""
+    return dealt(start_seed(Split.DEMONSTRATION, seed, number), number, env.spec.num_tasks, env.spec.num_starts)
 
 
 def _chunk(action: np.ndarray) -> np.ndarray:

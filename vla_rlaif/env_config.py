@@ -8,6 +8,21 @@ from pydantic import Field, model_validator
 from vla_rlaif.config_base import Fraction, Model, Positive
 
 
+def _check_halves(num_envs: int, double_buffer: bool) -> None:
+    if double_buffer and num_envs % 2:
+        raise ValueError(f"double_buffer splits the members into two halves, and num_envs is {num_envs}.")
+
+
+class RandomizeConfig(Model):
+    """Domain randomisation, drawn by the start seed: half-widths of uniform ranges, 0 is off."""
+
+    lighting: Fraction = 0.0  # relative brightness of every light
+    texture: Fraction = 0.0  # relative tint of every colour
+    camera: Annotated[float, Field(ge=0)] = 0.0  # metres, and radians about each axis
+    mass: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every body
+    friction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every geom
+
+
 class TabletopConfig(Model):
     """MuJoCo tabletop family: 7-D end-effector delta actions, a primary and a wrist camera."""
 
@@ -18,13 +33,16 @@ class TabletopConfig(Model):
     chunk: Positive = 4  # actions executed per decision
     max_steps: Positive = 16  # env steps per episode
     success_radius: Annotated[float, Field(gt=0)] = 0.03  # metres
-    renderer: Literal["egl", "osmesa", "ray"] = "egl"
+    renderer: Literal["egl", "osmesa", "ray", "warp"] = "egl"  # warp: on a GPU, extra `warp`
     threads: Positive = 2  # physics threads, and as many render threads
+    randomize: RandomizeConfig = RandomizeConfig()
+    double_buffer: bool = False  # two halves: one computes while the policy decides for the other
 
     @model_validator(mode="after")
     def _whole_chunks(self) -> "TabletopConfig":
         if self.max_steps % self.chunk:
             raise ValueError(f"max_steps {self.max_steps} is not a multiple of chunk {self.chunk}.")
+        _check_halves(self.num_envs, self.double_buffer)
         return self
 
 
@@ -58,24 +76,16 @@ class ProcessEnvConfig(Model):
     timeout_s: Annotated[float, Field(gt=0)] = 60.0  # for one step, reset or frame; then the worker is replaced
     interpreter: Path | None = None  # Python that has the suite; null: this one
     interpreter_path: tuple[str, ...] = ()  # folders that it imports from besides its own
+    double_buffer: bool = False  # two halves: one computes while the policy decides for the other
 
     @model_validator(mode="after")
     def _fits(self) -> "ProcessEnvConfig":
         if self.max_steps % self.chunk:
             raise ValueError(f"max_steps {self.max_steps} is not a multiple of chunk {self.chunk}.")
+        _check_halves(self.num_envs, self.double_buffer)
         if self.interpreter_path and self.interpreter is None:
             raise ValueError("interpreter_path is for another interpreter; this one uses its own import path.")
         return self
-
-
-class RandomizeConfig(Model):
-    """Domain randomisation, drawn by the start seed: half-widths of uniform ranges, 0 is off."""
-
-    lighting: Fraction = 0.0  # relative brightness of every light
-    texture: Fraction = 0.0  # relative tint of every colour
-    camera: Annotated[float, Field(ge=0)] = 0.0  # metres, and radians about each axis
-    mass: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every body
-    friction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative, of every geom
 
 
 class MetaWorldConfig(ProcessEnvConfig):
@@ -128,6 +138,7 @@ class GymnasiumConfig(ProcessEnvConfig):
     instructions: tuple[str, ...]  # every sentence that the env can say
     instruction_key: str | None = None  # key of info that says it; needed with several instructions
     seed_bits: Literal[32, 52] = 52  # 32 for suites that use NumPy's old generators
+    fps: Positive | None = None  # env steps a second of the robot's time; null: what the env's render_fps says
 
     @model_validator(mode="after")
     def _names_one_env(self) -> "GymnasiumConfig":

@@ -52,7 +52,8 @@ def collect(config: RunConfig, to: Path, policy: Path | None, episodes: int, sto
     env = build_env(config.env)
     try:
         rate = _rate(storage, env.spec.fps)
-        played = rollout(load_folder(policy, config, env.spec), env, starts, seed=config.seed)
+        acting = load_folder(policy, config, env.spec)
+        played = rollout(acting, env, starts, seed=config.seed, act_batch=config.loop.act_batch)
     finally:
         env.close()
     _append(to, played, {"env": config.env.model_dump(mode="json"), "policy": str(policy)}, storage, rate)
@@ -69,7 +70,7 @@ def convert(config: RunConfig, data: Path, to: Path, storage: Storage, say: Say)
     if to.exists():
         raise ValueError(f"{to} exists; a copy goes to a folder that does not exist yet.")
     storage.require_fits(to)
-    rate = _rate(storage, _env_fps(config))
+    rate = _rate(storage, _env_fps(config, storage))
     about = {"converted": str(data)}
     if dataset.kind_of(data) == "demonstrations":
         demos = load_demonstrations(data)
@@ -83,18 +84,20 @@ def convert(config: RunConfig, data: Path, to: Path, storage: Storage, say: Say)
 
 
 def _collect_demonstrations(config: RunConfig, to: Path, storage: Storage, say: Say) -> None:
-    from vla_rlaif.run import demonstrations
+    from vla_rlaif.start import demonstrations
 
     require_kind(to, "demonstrations")
     if storage.format == "lerobot" and to.exists():  # the same starts would come again, beside the old ones
         raise ValueError(f"{to} exists; demonstrations for LeRobot go to a folder that does not exist yet.")
-    rate = _rate(storage, _env_fps(config))
+    rate = _rate(storage, _env_fps(config, storage))
     demos = demonstrations(config, config.warm_start or WarmStartConfig(), say)
     _save(to, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed}, storage, rate)
     say(f"{to}: {len(demos.success)} demonstrations, {demos.success.mean():.0%} reach the goal within their length")
 
 
-def _env_fps(config: RunConfig) -> int | None:
+def _env_fps(config: RunConfig, storage: Storage) -> int | None:
+    if storage.format == "npz" or storage.fps is not None:
+        return storage.fps  # building the envs of some suites takes a minute
     env = build_env(config.env)
     env.close()
     return env.spec.fps

@@ -3,13 +3,17 @@
 Axes as in types.py: N episodes, T decisions, F = T + 1 frames, B = N * T.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8, UInt32
 
+from vla_rlaif.act_batch import decide
 from vla_rlaif.interfaces import Policy, VectorEnv
 from vla_rlaif.types import Batch, Decision, Episodes, Observation, Starts, Transition
 
@@ -38,11 +42,17 @@ def train_starts(seed: int, step: int, num_groups: int, group_size: int, split: 
     return Starts(seed=np.repeat(seeds, group_size), group=group, member=np.tile(np.arange(group_size), num_groups))
 
 
-def held_out_starts(split: Split, num: int, num_tasks: int = 1) -> Starts:
+def dealt(seed: int, number: int, num_tasks: int, num_starts: int) -> int:
+    """``seed`` with another remainder, so that consecutive ``number``s go through all tasks, and then through all start
+    states of each (EnvSpec's num_tasks and num_starts)."""
+    kinds = num_tasks * num_starts
+    return seed - seed % kinds + number % kinds
+
+
+def held_out_starts(split: Split, num: int, num_tasks: int = 1, num_starts: int = 1) -> Starts:
     """The first ``num`` start states of a held-out split: the same for every run, each exactly once, and of each of
-    ``num_tasks`` tasks (EnvSpec's) as many as of any other."""
-    hashed = [start_seed(split, i) for i in range(num)]
-    seeds = np.array([seed - seed % num_tasks + i % num_tasks for i, seed in enumerate(hashed)])
+    ``num_tasks`` tasks as many as of any other. Where a task has only ``num_starts``, they are gone through in turn."""
+    seeds = np.array([dealt(start_seed(split, i), i, num_tasks, num_starts) for i in range(num)])
     return Starts(seed=seeds, group=np.arange(num), member=np.zeros(num, np.int64))
 
 
@@ -52,28 +62,95 @@ def noise_seeds(seed: int, starts: Starts, decision: int) -> UInt32[np.ndarray, 
     return np.array([np.random.SeedSequence((seed, g, m, decision)).generate_state(1)[0] for g, m in rows], np.uint32)
 
 
-def rollout(policy: Policy, env: VectorEnv, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Episodes:
-    """Play one episode per start, in rounds of ``env.num_envs``; ``noise_scale`` 0 acts deterministically."""
+@runtime_checkable
+class HalvedEnv(Protocol):
+    """An env of two that are stepped apart, so that one computes while the policy decides for the other."""
+
+    @property
+    def halves(self) -> tuple[VectorEnv, VectorEnv]:
+        """The first has the first half of the members."""
+        ...
+
+
+def rollout(
+    policy: Policy,
+    env: VectorEnv,
+    starts: Starts,
+    *,
+    seed: int,
+    noise_scale: float = 1.0,
+    act_batch: int | None = None,
+) -> Episodes:
+    """Play one episode per start, in rounds of ``env.num_envs``; ``noise_scale`` 0 acts deterministically.
+
+    ``act_batch``: the policy sees exactly so many rows at a time. Libraries sum in another order for another number of
+    rows, so episodes are the same bits with another number of members only if it is given. None: all rows of an env.
+
+    Raises ValueError if the members do not split into ``act_batch``.
+    """
     total, size = len(starts.seed), env.num_envs
+    envs = env.halves if isinstance(env, HalvedEnv) else (env,)
+    for part in envs:
+        if act_batch is not None and part.num_envs % act_batch:
+            raise ValueError(
+                f"{part.num_envs} members do not split into act batches of {act_batch} rows; choose a divisor."
+            )
+    act = partial(decide, policy, noise_scale=noise_scale, act_batch=act_batch)
     rounds = []
     for first in range(0, total, size):
         rows = np.arange(first, first + size) % total  # the last round is filled up by repeating, then cut
-        played = _play(policy, env, take_starts(starts, rows), seed, noise_scale)
+        plays, end = [], 0
+        for part in envs:
+            begin, end = end, end + part.num_envs
+            plays.append(_episodes(policy, part, take_starts(starts, rows[begin:end]), seed, act))
+        played = concatenate(_alternate(plays) if len(plays) > 1 else [_straight(plays[0])])
         rounds.append(take(played, np.arange(min(size, total - first))))
     return concatenate(rounds)
 
 
-def _play(policy: Policy, env: VectorEnv, starts: Starts, seed: int, noise_scale: float) -> Episodes:
-    now = env.reset(starts.seed)
+_Play = Generator[Callable[[], Transition], Transition, Episodes]  # yields what the env is to do next
+
+
+def _straight(play: _Play) -> Episodes:
+    call = next(play)
+    while True:
+        now = call()
+        try:
+            call = play.send(now)
+        except StopIteration as end:
+            return end.value
+
+
+def _alternate(plays: Sequence[_Play]) -> list[Episodes]:
+    """Go on with one after the other, always in this order and on this thread: the policy is asked by one at a time.
+    Their envs compute meanwhile, on a thread each."""
+    episodes: list[Episodes] = []
+    with ThreadPoolExecutor(len(plays), "env") as threads:
+        answers = [threads.submit(next(play)) for play in plays]
+        while not episodes:  # all last equally long
+            for k, play in enumerate(plays):
+                now = answers[k].result()
+                try:
+                    answers[k] = threads.submit(play.send(now))
+                except StopIteration as end:
+                    episodes.append(end.value)
+    return episodes
+
+
+def _episodes(
+    policy: Policy, env: VectorEnv, starts: Starts, seed: int, act: Callable[[Observation, np.ndarray], Decision]
+) -> _Play:
+    """One round of ``env``: it decides when it is sent the env's answer, and yields what the env is to do."""
+    now = yield partial(env.reset, starts.seed)
     seen: list[Transition] = [now]
     decisions: list[Decision] = []
     live = []
     for t in range(env.spec.max_decisions):
         obs = windowed([s.obs for s in seen[-policy.window :]], policy.window)
-        decision = policy.act(obs, noise_seeds(seed, starts, t), noise_scale=noise_scale)
+        decision = act(obs, noise_seeds(seed, starts, t))
         live.append(~now.done)
         decisions.append(decision)
-        now = env.step(decision.action)
+        now = yield partial(env.step, decision.action)
         seen.append(now)
     cameras = now.obs.images.keys()
     return Episodes(

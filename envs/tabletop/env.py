@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.envs.randomization import UNCHANGED
 from vla_rlaif.envs.tabletop import rotations
 from vla_rlaif.envs.tabletop.expert import expert_action
 from vla_rlaif.envs.tabletop.physics import FPS, Physics
@@ -21,6 +22,7 @@ from vla_rlaif.envs.tabletop.ray_render import RayRenderer
 from vla_rlaif.envs.tabletop.render import RENDERERS, GLRenderer, Renderer
 from vla_rlaif.envs.tabletop.scene import CAMERAS, load_model
 from vla_rlaif.envs.tabletop.tasks import TASKS, Positions
+from vla_rlaif.envs.tabletop.variation import Looks, Variation
 from vla_rlaif.types import EnvSpec, Observation, Transition
 
 ACTION_DIM = 7
@@ -34,6 +36,7 @@ class Snapshot:
     task: str
     state: Float[np.ndarray, " S"]  # mjSTATE_INTEGRATION: with the solver's warm start, the target and the goal
     cube: int  # which one the instruction names
+    seed: int  # of the start state, by which the member's model was drawn
     num_steps: int  # env steps since reset
     initial_distance: float  # metres, at reset
     done: bool
@@ -57,8 +60,10 @@ class Tabletop:
         renderer: str = "egl",
         physics_threads: int = 2,
         render_threads: int = 2,
+        randomize: Mapping[str, float] = UNCHANGED,
     ) -> None:
-        """``max_steps`` counts env steps, ``success_radius`` is in metres, ``renderer`` is egl, osmesa or ray."""
+        """``max_steps`` counts env steps, ``success_radius`` is in metres, ``renderer`` is egl, osmesa, ray or warp,
+        ``randomize`` has the strengths of randomization.py."""
         _require(task in TASKS, f"Unknown task {task!r}; choose one of {', '.join(TASKS)}.")
         _require(renderer in RENDERERS, f"Unknown renderer {renderer!r}; choose one of {', '.join(RENDERERS)}.")
         counts = {"num_envs": num_envs, "image_size": image_size, "chunk": chunk, "max_steps": max_steps}
@@ -79,8 +84,9 @@ class Tabletop:
             fps=FPS,
         )
         model = load_model(image_size)
-        self._renderer = _make_renderer(model, image_size, renderer, render_threads)
         self._physics = Physics(model, num_envs=num_envs, num_threads=physics_threads)
+        self._variation = Variation(model, randomize, self._physics)
+        self._renderer = _make_renderer(model, image_size, renderer, render_threads, num_envs, self._variation.looks)
         self._images = np.zeros((num_envs, len(CAMERAS), image_size, image_size, 3), np.uint8)
         self._seconds = {"physics": 0.0, "render": 0.0}
         self._is_started = False
@@ -105,6 +111,7 @@ class Tabletop:
         _require(bool(np.all(seeds >= 0)), f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
         start = time.perf_counter()
         self._clear(self._num_envs)
+        self._variation.apply(np.arange(self._num_envs), seeds.tolist())
         self._cube = self._physics.reset(seeds.tolist(), self._task)
         self._initial_distance = self.truth_distance()
         self._done[:] = False
@@ -149,6 +156,7 @@ class Tabletop:
             task=self._task_name,
             state=self._physics.states[i].copy(),
             cube=int(self._cube[i]),
+            seed=int(self._variation.seeds[i]),
             num_steps=int(self._num_steps[i]),
             initial_distance=float(self._initial_distance[i]),
             done=bool(self._done[i]),
@@ -162,6 +170,7 @@ class Tabletop:
         _require(snapshot.task == self._task_name, f"The snapshot is of {snapshot.task!r}, not {self._task_name!r}.")
         members = np.asarray(ids, int)
         start = time.perf_counter()
+        self._variation.apply(members, [snapshot.seed] * len(members))
         self._physics.states[members] = snapshot.state
         self._physics.refresh(members)
         self._cube[members] = snapshot.cube
@@ -177,9 +186,11 @@ class Tabletop:
         return self._transition(np.zeros(self._num_envs, int))
 
     def state_hash(self) -> tuple[str, ...]:
-        """A digest of each member's simulator state, step count and named cube: equal means the same future."""
-        rows = zip(self._physics.states, self._num_steps, self._cube, strict=True)
-        return tuple(hashlib.sha256(s.tobytes() + f"{n},{c}".encode()).hexdigest() for s, n, c in rows)
+        """A digest of each member's simulator state, model (where they differ), step count and named cube: equal means
+        the same future."""
+        models = (self._variation.digest(i) for i in range(self._num_envs))
+        rows = zip(self._physics.states, models, self._num_steps, self._cube, strict=True)
+        return tuple(hashlib.sha256(s.tobytes() + m + f"{n},{c}".encode()).hexdigest() for s, m, n, c in rows)
 
     def _clear(self, n: int) -> None:
         self._cube, self._num_steps = np.zeros(n, int), np.zeros(n, int)
@@ -240,10 +251,18 @@ class Tabletop:
         )
 
 
-def _make_renderer(model: mujoco.MjModel, image_size: int, renderer: str, num_threads: int) -> Renderer:
+def _make_renderer(
+    model: mujoco.MjModel, image_size: int, renderer: str, num_threads: int, num_envs: int, looks: Looks
+) -> Renderer:
+    if renderer == "warp":
+        from vla_rlaif.envs.tabletop.warp_render import WarpRenderer
+
+        return WarpRenderer(model, cameras=CAMERAS, image_size=image_size, num_envs=num_envs, looks=looks)
     if renderer == "ray":
-        return RayRenderer(model, cameras=CAMERAS, image_size=image_size, num_threads=num_threads)
-    return GLRenderer(model, cameras=CAMERAS, image_size=image_size, backend=renderer, num_threads=num_threads)
+        return RayRenderer(model, cameras=CAMERAS, image_size=image_size, num_threads=num_threads, looks=looks)
+    return GLRenderer(
+        model, cameras=CAMERAS, image_size=image_size, backend=renderer, num_threads=num_threads, looks=looks
+    )
 
 
 def _require(condition: bool, message: str) -> None:

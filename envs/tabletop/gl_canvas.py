@@ -3,6 +3,7 @@
 A context belongs to one thread: it is made, used and freed there. Axes as in render.py.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from vla_rlaif.envs.gl import make_context
+from vla_rlaif.envs.randomization import field
+from vla_rlaif.envs.tabletop.variation import ALIKE, Looks
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
@@ -20,12 +23,15 @@ _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 class GLCanvas:
     """Draws one member at a time."""
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], image_size: int, backend: str) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, cameras: Sequence[str], image_size: int, backend: str, looks: Looks = ALIKE
+    ) -> None:
         self._gl = make_context(backend, image_size)
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._model = model
+        self._looks = looks
+        self._model = copy.copy(model) if looks else model  # threads draw different members at the same time
         self._data = mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 50)
         self._option = mujoco.MjvOption()
@@ -33,7 +39,12 @@ class GLCanvas:
         self._rect = mujoco.MjrRect(0, 0, image_size, image_size)
         self._pixels = np.empty((image_size, image_size, 3), np.uint8)
 
-    def draw(self, state: Float[np.ndarray, " S"], images: UInt8[np.ndarray, "C height width 3"]) -> None:
+    def draw(
+        self, state: Float[np.ndarray, " S"], images: UInt8[np.ndarray, "C height width 3"], member: int = 0
+    ) -> None:
+        """``member`` says whose looks it has."""
+        for name, values in self._looks.items():
+            field(self._model, name)[:] = values[member]
         mujoco.mj_setState(self._model, self._data, state, _STATE)
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)

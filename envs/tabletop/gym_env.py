@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vla_rlaif.envs.randomization import UNCHANGED
 from vla_rlaif.envs.tabletop.env import ACTION_DIM, Tabletop
 from vla_rlaif.envs.tabletop.scene import CAMERAS
 from vla_rlaif.types import Transition
@@ -50,6 +51,7 @@ class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         max_steps: int = 80,
         success_radius: float = 0.03,
         renderer: str = "egl",
+        randomize: Mapping[str, float] = UNCHANGED,
         render_mode: str | None = None,
     ) -> None:
         self.render_mode = render_mode
@@ -63,6 +65,7 @@ class TabletopEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
             renderer=renderer,
             physics_threads=1,
             render_threads=1,
+            randomize=randomize,
         )
         self.observation_space, self.action_space = single_spaces(image_size)
 

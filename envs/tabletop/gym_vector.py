@@ -3,7 +3,7 @@
 What ``gymnasium.make_vec("VlaRlaif/Push-v0", num_envs=64)`` returns. N members, A action dims.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from vla_rlaif.envs.randomization import UNCHANGED
 from vla_rlaif.envs.tabletop.env import Tabletop
 from vla_rlaif.envs.tabletop.gym_env import single_spaces
 from vla_rlaif.envs.tabletop.scene import CAMERAS
@@ -30,6 +31,7 @@ class TabletopVectorEnv(gymnasium.vector.VectorEnv):
         success_radius: float = 0.03,
         renderer: str = "egl",
         num_threads: int = 2,
+        randomize: Mapping[str, float] = UNCHANGED,
         render_mode: str | None = None,
     ) -> None:
         self.metadata = {
@@ -48,6 +50,7 @@ class TabletopVectorEnv(gymnasium.vector.VectorEnv):
             renderer=renderer,
             physics_threads=num_threads,
             render_threads=num_threads,
+            randomize=randomize,
         )
         self.single_observation_space, self.single_action_space = single_spaces(image_size)
         self.observation_space = batch_space(self.single_observation_space, num_envs)

@@ -7,6 +7,7 @@ The only module of ours with an effect on import: LeRobot finds its plugins by i
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from lerobot.envs import EnvConfig
 from lerobot.envs.utils import freeze_after_episode_end
 from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
 
+from vla_rlaif.envs.randomization import UNCHANGED
 from vla_rlaif.envs.tabletop.env import ACTION_DIM, STATE_DIM
 from vla_rlaif.envs.tabletop.gym_env import TabletopEnv
 from vla_rlaif.envs.tabletop.physics import FPS
@@ -36,6 +38,7 @@ class TabletopLeRobotConfig(EnvConfig):
     max_steps: int = 16
     success_radius: float = 0.03
     renderer: str = "egl"
+    randomize: dict[str, float] = field(default_factory=dict)
     features: dict[str, PolicyFeature] = field(default_factory=dict)
     features_map: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +57,7 @@ class TabletopLeRobotConfig(EnvConfig):
 
     @property
     def gym_kwargs(self) -> dict[str, Any]:
-        names = ("task", "image_size", "max_steps", "success_radius", "renderer")
+        names = ("task", "image_size", "max_steps", "success_radius", "renderer", "randomize")
         return {name: vars(self)[name] for name in names}
 
     def create_envs(self, n_envs: int, use_async_envs: bool = False) -> dict[str, dict[int, VectorEnv]]:
@@ -73,13 +76,23 @@ class TabletopLeRobotConfig(EnvConfig):
 class LeRobotTabletop(gymnasium.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray]):
     """``TabletopEnv`` with the observations, infos and attributes that LeRobot looks for."""
 
-    def __init__(self, task: str, *, image_size: int, max_steps: int, success_radius: float, renderer: str) -> None:
+    def __init__(
+        self,
+        task: str,
+        *,
+        image_size: int,
+        max_steps: int,
+        success_radius: float,
+        renderer: str,
+        randomize: Mapping[str, float] = UNCHANGED,
+    ) -> None:
         env = TabletopEnv(
             task,
             image_size=image_size,
             max_steps=max_steps,
             success_radius=success_radius,
             renderer=renderer,
+            randomize=randomize,
             render_mode="rgb_array",
         )
         super().__init__(env)

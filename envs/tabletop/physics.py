@@ -43,6 +43,7 @@ class Physics:
     def __init__(self, model: mujoco.MjModel, *, num_envs: int, num_threads: int) -> None:
         # persistent: one MjData each. Results are the same without; it saves a position stage per IK round.
         self._batch = batch.Batch(model, num_envs, num_threads, persistent=True)
+        self.num_envs = num_envs
         self.states: Float[np.ndarray, "N S"] = self._batch.state  # live mjSTATE_INTEGRATION rows
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._mocap_pos, self._mocap_quat = self._batch.bind("mocap_pos"), self._batch.bind("mocap_quat")
@@ -122,6 +123,14 @@ class Physics:
             self._ctrl[live, NUM_ARM_JOINTS] = (1 - action[:, 6]) * _HALF_FINGER_TRAVEL
             self._batch.step(live, nstep=SUBSTEPS // _IK_ROUNDS, stage=_STAGE)
         return self._batch.warning[live][:, _BROKEN_WARNINGS, 1].any(axis=1)
+
+    def model_field(self, name: str) -> np.ndarray:
+        """A field of the model, live and with a value for each member: "N ...". It costs time at every step."""
+        return self._batch.expand(name)
+
+    def derive_constants(self, ids: Int[np.ndarray, " L"]) -> None:
+        """Recompute what the solver derives from masses, after they were written."""
+        self._batch.set_const(ids)
 
     def refresh(self, ids: Int[np.ndarray, " L"]) -> None:
         """Recompute positions after the state rows were written from outside."""

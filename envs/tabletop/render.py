@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from vla_rlaif.envs.tabletop.gl_canvas import CanvasThread, GLCanvas
+from vla_rlaif.envs.tabletop.variation import ALIKE, Looks
 
-RENDERERS = ("egl", "osmesa", "ray")
+RENDERERS = ("egl", "osmesa", "ray", "warp")
 
 
 @runtime_checkable
@@ -41,7 +42,11 @@ def check(renderer: str) -> None:
     """
     if renderer not in RENDERERS:
         raise ValueError(f"Unknown renderer {renderer!r}; choose one of {', '.join(RENDERERS)}.")
-    if renderer != "ray":
+    if renderer == "warp":
+        from vla_rlaif.envs.tabletop.warp_render import import_warp
+
+        import_warp()
+    elif renderer != "ray":
         model = mujoco.MjModel.from_xml_string('<mujoco><worldbody><camera name="eye"/></worldbody></mujoco>')
         GLRenderer(model, cameras=("eye",), image_size=16, backend=renderer, num_threads=1).close()
 
@@ -50,13 +55,20 @@ class GLRenderer:
     """Draws with MuJoCo's rasteriser. Rendering releases the interpreter lock, so two threads use two cores."""
 
     def __init__(
-        self, model: mujoco.MjModel, *, cameras: Sequence[str], image_size: int, backend: str, num_threads: int
+        self,
+        model: mujoco.MjModel,
+        *,
+        cameras: Sequence[str],
+        image_size: int,
+        backend: str,
+        num_threads: int,
+        looks: Looks = ALIKE,
     ) -> None:
         self._threads: list[CanvasThread] = []
         # Dropping the last reference closes too: the finalizer holds the threads, not this object.
         self._close = weakref.finalize(self, _stop, self._threads)
         for _ in range(num_threads):
-            thread = CanvasThread(lambda: GLCanvas(model, cameras, image_size, backend))
+            thread = CanvasThread(lambda: GLCanvas(model, cameras, image_size, backend, looks))
             thread.ready.result()  # before the next one starts: setting a driver up is not thread-safe
             self._threads.append(thread)
         # mujoco.egl shuts the display down in an exit handler of its own. Handlers run last in, first out, so this one
@@ -77,7 +89,7 @@ class GLRenderer:
                     i = todo.popleft()
                 except IndexError:  # another thread was faster
                     return
-                canvas.draw(states[i], images[i])
+                canvas.draw(states[i], images[i], i)
 
         for call in [thread.submit(draw_remaining) for thread in self._threads]:
             call.result()

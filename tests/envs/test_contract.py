@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from vla_rlaif.dist.remote_env import start_remote_env
+from vla_rlaif.dist.thread_cluster import ThreadCluster
+from vla_rlaif.env_config import TabletopConfig
+from vla_rlaif.envs.halves import Halves
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.envs.processes import ProcessVectorEnv
 from vla_rlaif.envs.tabletop import Tabletop
@@ -23,14 +27,21 @@ def make_tabletop(task: str, renderer: str) -> VectorEnv:
     return Tabletop(task, num_envs=NUM_ENVS, image_size=16, chunk=2, max_steps=6, renderer=renderer, render_threads=1)
 
 
-def make_processes() -> VectorEnv:
+def make_toys(num_envs: int) -> ProcessVectorEnv:
     worker = WorkerSpec(factory="toy_env:Toy", options={}, interpreter=None, extra_path=(), renderer="egl", max_steps=6)
-    return ProcessVectorEnv(worker, num_envs=NUM_ENVS, num_workers=2, chunk=2)
+    return ProcessVectorEnv(worker, num_envs=num_envs, num_workers=2, chunk=2)
+
+
+def make_remote() -> VectorEnv:
+    config = TabletopConfig(task="push", num_envs=NUM_ENVS, image_size=16, chunk=2, max_steps=6, renderer="ray")
+    return start_remote_env(ThreadCluster(), config, num_workers=2, timeout_s=60.0)
 
 
 MAKERS: dict[str, Callable[[], VectorEnv]] = {
     "point_reach": make_point_reach,
-    "processes": make_processes,
+    "processes": lambda: make_toys(NUM_ENVS),
+    "remote": make_remote,
+    "halves": lambda: Halves(make_toys(1), make_toys(NUM_ENVS - 1)),
     **{
         f"{task}-{renderer}": lambda task=task, renderer=renderer: make_tabletop(task, renderer)
         for task in ("reach", "push", "pick_place")

@@ -63,7 +63,7 @@ class Nested(gymnasium.Env):
 def make(settings: dict, **change: Any) -> GymnasiumTask:
     config = GymnasiumConfig.model_validate(settings | change)
     names = ("id", "factory", "module", "options", "cameras", "state", "success", "progress", "instructions")
-    chosen = {name: getattr(config, name) for name in (*names, "instruction_key", "seed_bits")}
+    chosen = {name: getattr(config, name) for name in (*names, "instruction_key", "seed_bits", "fps")}
     return GymnasiumTask(**chosen, image_size=change.get("image_size", 96))
 
 
@@ -88,6 +88,21 @@ def test_keys_are_mapped_and_actions_scaled() -> None:
     end = env.step(np.array([1.0, 1.0]))
     assert (end.success, end.ended, end.truth) == (True, False, 1.25)
     assert (frame(env) == 100).all()  # 40 x 20 pixels became 16 x 16
+
+
+def test_a_rate_is_the_envs_own_or_the_configs() -> None:
+    pendulum = {
+        "id": "Pendulum-v1",
+        "cameras": {"top": "render"},
+        "state": ["observation"],
+        "success": "terminated",
+        "instructions": ["swing the pole up"],
+    }
+    env, right = make(pendulum), make(pendulum, fps=20)
+    inner: Any = env._env.unwrapped
+    assert (env.spec.fps, round(1 / inner.dt), right.spec.fps) == (30, 20, 20)  # its videos are faster than it is
+    env.close()
+    right.close()
 
 
 def test_short_seeds_keep_the_splits_apart() -> None:
@@ -136,6 +151,7 @@ def test_pusht_draws_what_the_suite_observes_and_moves_as_it_does() -> None:
 
     suite = gymnasium.make("gym_pusht/PushT-v0", obs_type="pixels_agent_pos", disable_env_checker=True)
     env = make(PUSHT)
+    assert env.spec.fps == suite.unwrapped.control_hz == 10  # pyright: ignore[reportAttributeAccessIssue] (PushTEnv's)
     obs, _ = suite.reset(seed=7)
     start = env.reset(7)
     rng = np.random.default_rng(0)

@@ -19,10 +19,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_vec(mode: str) -> Any:
+def make_vec(mode: str, **change: Any) -> Any:
     register()
     return gymnasium.make_vec(
-        "VlaRlaif/Push-v0", num_envs=2, vectorization_mode=mode, vector_kwargs=MODES[mode], **SETTINGS
+        "VlaRlaif/Push-v0", num_envs=2, vectorization_mode=mode, vector_kwargs=MODES[mode], **SETTINGS | change
     )
 
 
@@ -81,3 +81,30 @@ def test_gymnasium_records_a_video(tmp_path: Path) -> None:
     env.close()
     (video,) = tmp_path.glob("videos/*.mp4")
     assert video.stat().st_size > 1000
+
+
+def test_gymnasium_records_a_video_of_all_members(tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    env: Any = make_vec("vector_entry_point", render_mode="rgb_array")
+    env = gymnasium.wrappers.vector.RecordVideo(env, str(tmp_path / "videos"), video_length=3)
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(np.zeros((2, 7), np.float32))
+    env.close()
+    (video,) = tmp_path.glob("videos/*.mp4")
+    assert video.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
+def test_bad_actions_are_named(mode: str) -> None:
+    env = make_vec(mode)
+    env.reset(seed=5)
+    wild = env.step(np.full((2, 7), 9, np.float32))[0]
+    with pytest.raises(ValueError, match="not finite"):
+        env.step(np.full((2, 7), np.nan, np.float32))
+    env.close()
+    env = make_vec(mode)
+    env.reset(seed=5)
+    bounded = env.step(np.ones((2, 7), np.float32))[0]
+    np.testing.assert_array_equal(wild["state"], bounded["state"])  # clipped, as everywhere here
+    env.close()

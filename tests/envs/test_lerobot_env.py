@@ -52,6 +52,17 @@ def test_features_are_those_that_policies_know(config):
     assert features["action"].type is FeatureType.ACTION
 
 
+def test_it_is_randomised_as_ours_is(config):
+    strengths = {"texture": 0.5, "camera": 0.03, "mass": 0.5}
+    envs: Any = type(config)(task="reach", randomize=strengths, **SIZES).create_envs(2)[KIND][0]
+    ours = Tabletop("reach", num_envs=2, physics_threads=1, render_threads=1, randomize=strengths, **SIZES)
+    observation, _ = envs.reset(seed=[1000, 1001])
+    for camera, images in ours.reset(np.array([1000, 1001])).obs.images.items():
+        np.testing.assert_array_equal(observation["pixels"][camera], images)
+    envs.close()
+    ours.close()
+
+
 def play(envs, actions):
     observation, _ = envs.reset(seed=[1000, 1001], options={NEW_ROLLOUT_OPTION: True})
     seen, rewards, ended, infos = [preprocess_observation(observation)], [], [], []

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,10 @@ def test_randomisation_is_of_the_seed_and_changes_what_it_names() -> None:
     np.testing.assert_array_equal(other._env.model.body_mass / np.maximum(plain._env.model.body_mass, 1e-12), factor)
 
 
+def test_the_rate_is_the_simulators(mt10: MetaWorldTask) -> None:
+    assert mt10.spec.fps == round(1 / mt10._env.dt) == 80
+
+
 def test_the_sentences_cover_the_suite() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS, MT10_V3
 
@@ -175,15 +180,23 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make()
 
 
+def test_missing_assets_name_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from metaworld import asset_path_utils
+
+    monkeypatch.setattr(asset_path_utils, "ENV_ASSET_DIR_V3", tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)cannot load the scene of reach-v3: .*reach_v3.xml.*--force-reinstall"):
+        make(("reach-v3",))
+
+
 def test_demonstrations_are_collected_through_worker_processes() -> None:
-    config = MetaWorldConfig(
-        tasks=("reach-v3",), num_envs=4, image_size=32, chunk=4, max_steps=88, cameras=("lerobot",)
-    )
+    tasks = ("reach-v3", "drawer-close-v3")
+    config = MetaWorldConfig(tasks=tasks, num_envs=4, image_size=32, chunk=4, max_steps=88, cameras=("lerobot",))
     env: Any = build_env(config)
     demos = collect_demonstrations(
         env, CollectConfig(episodes=4, noise=0.05, scatter_steps=2, label_noise=0.0, max_steps=80), seed=0
     )
     assert demos.success.all() and demos.action.shape == (4, 80, 4) and demos.images["lerobot"].std() > 10
+    assert [demos.instruction.count(SENTENCES[task]) for task in tasks] == [2, 2]
     env.reset(np.array([5, 6, 5, 6]))
     a, b, c, d = env.state_hash()
     assert a == c != b == d

@@ -121,6 +121,16 @@ def test_a_worker_killed_between_requests_is_replaced(healthy: ProcessVectorEnv)
     env.close()
 
 
+def test_a_reset_outlives_the_death_of_all_workers(healthy: ProcessVectorEnv) -> None:
+    env = make()
+    for pid in worker_pids(env):
+        os.kill(pid, signal.SIGKILL)
+    now = env.reset(SEEDS)
+    assert now.valid.all() and env.faults["died"] == 2
+    np.testing.assert_array_equal(now.obs.state, healthy.reset(SEEDS).obs.state)
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -129,6 +139,7 @@ def test_a_worker_killed_between_requests_is_replaced(healthy: ProcessVectorEnv)
         ({"fault": "slow build", "start_timeout_s": 0.5}, RuntimeError, "not ready after 0.5 s"),
         ({"interpreter": Path("/nowhere/python")}, ValueError, "cannot start.*/nowhere/python"),
         ({"num_workers": 0}, ValueError, "num_workers is 0"),
+        ({"fault": "no GL"}, ValueError, "apt install libegl1 libgl1"),
     ],
 )
 def test_what_cannot_start_says_why(change: dict, error: type[Exception], message: str) -> None:

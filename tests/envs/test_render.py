@@ -101,8 +101,15 @@ def test_check_accepts_what_works() -> None:
 
 def test_an_unknown_renderer_is_refused() -> None:
     for make in (check, lambda name: Tabletop("push", num_envs=1, renderer=name)):
-        with pytest.raises(ValueError, match="Unknown renderer 'vulkan'; choose one of egl, osmesa, ray"):
+        with pytest.raises(ValueError, match="Unknown renderer 'vulkan'; choose one of egl, osmesa, ray, warp"):
             make("vulkan")
+
+
+def test_warp_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
+    for make in (lambda: check("warp"), lambda: Tabletop("push", num_envs=1, renderer="warp")):
+        with pytest.raises(ValueError, match=r"needs the package mujoco_warp: pip install 'vla_rlaif\[warp\]'"):
+            make()
 
 
 def test_a_second_opengl_in_one_process_is_refused() -> None:
