@@ -1,5 +1,8 @@
 """The maths of preferences: loss, calibration and its error. Axes: E ensemble members, M pairs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -61,3 +64,15 @@ def to_numpy(x: Tensor) -> np.ndarray:
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The heads are small: a second thread only contends with the simulation. The
+    setting is the calling thread's own, so a torch policy that learns beside it keeps all cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

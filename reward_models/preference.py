@@ -19,6 +19,7 @@ from vla_rlaif.reward_models.bradley_terry import (
     cross_entropy,
     expected_calibration_error,
     generator,
+    one_thread,
     probability,
     to_numpy,
 )
@@ -131,7 +132,8 @@ class PreferenceReward:
         self._temperature = 1.0
         self._network = self._build(data.values.shape[-1], seed)
         x = torch.from_numpy(self._scaled(data.values))
-        steps = fit_network(self._network, x, torch.from_numpy(data.live), data, self.fit_config, seed)
+        with one_thread():
+            steps = fit_network(self._network, x, torch.from_numpy(data.live), data, self.fit_config, seed)
 
         features = EpisodeFeatures(values=data.values, live=data.live)
         raw = self._returns(features)
@@ -196,7 +198,7 @@ class PreferenceReward:
             raise ValueError("The preference reward has not been fitted yet: label pairs and call fit before scoring.")
         x, live = torch.from_numpy(self._scaled(features.values)), torch.from_numpy(features.live)
         num_members = self.config.num_members
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             parts = [
                 to_numpy(
                     returns(

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from vla_rlaif.config_base import Fraction, Model, Positive
+from vla_rlaif.labeller_config import JudgeSettings, LabellerConfig, OracleConfig, check_prompt
 
 
 class PolicyEncoderConfig(Model):
@@ -28,15 +29,21 @@ class PretrainedEncoderConfig(Model):
 EncoderConfig = PolicyEncoderConfig | CnnEncoderConfig | PretrainedEncoderConfig
 
 
-class OracleConfig(Model):
-    """Simulator ground truth with B-Pref's teacher errors (https://arxiv.org/abs/2111.03026)."""
+class PairsConfig(Model):
+    """Which episodes are compared: shares of the pairs, by how they are chosen. Those by the ensemble's scores are
+    uniform until there is an ensemble."""
 
-    type: Literal["oracle"] = "oracle"
-    beta: float | None = None  # None: perfectly rational; otherwise Boltzmann
-    mistake: Fraction = 0.0  # probability of a flipped label
-    equal_threshold: Annotated[float, Field(ge=0)] = 0.02  # closer than this is a tie
-    skip_threshold: float | None = None  # both below this: skipped
-    successes_tie: bool = True  # two successes are equally good
+    within_group: Fraction = 0.0  # of one start state
+    uniform: Fraction = 0.0
+    disagreement: Fraction = 0.0  # on whose order the ensemble's members differ most
+    entropy: Fraction = 0.0  # of whose order the ensemble is least sure
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> "PairsConfig":
+        total = sum(vars(self).values())
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares sum to {total:g}, wanted 1; a strategy that is not named has 0.")
+        return self
 
 
 class PreferenceRewardConfig(Model):
@@ -44,13 +51,13 @@ class PreferenceRewardConfig(Model):
 
     type: Literal["preference"] = "preference"
     encoder: EncoderConfig = Field(default_factory=PolicyEncoderConfig, discriminator="type")
-    labeller: OracleConfig = OracleConfig()
+    labeller: LabellerConfig = Field(default_factory=OracleConfig, discriminator="type")
     budget: Positive = 1500  # labels in the whole run
     initial_labels: Positive = 400
     initial_episodes: Positive = 512
     labels_per_refresh: Positive = 40
     refresh_every: Positive = 4  # steps
-    within_group: Fraction = 0.5  # share of the pairs that share their start state
+    pairs: PairsConfig = PairsConfig(within_group=0.5, uniform=0.5)
     members: Positive = 3
     hidden: tuple[int, ...] = (128, 128)
     fit_steps: Positive = 200
@@ -76,6 +83,17 @@ class PythonRewardConfig(Model):
     function: str
 
 
+class VLMJudgeRewardConfig(JudgeSettings):
+    """A vision-language model's rating of each episode on a rubric of 1 to 5, scaled to [0, 1]."""
+
+    type: Literal["vlm_judge"] = "vlm_judge"
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> "VLMJudgeRewardConfig":
+        check_prompt(self.prompt, ("{instruction}", "{clip}"))
+        return self
+
+
 class SuccessRewardConfig(Model):
     """Simulator success: a baseline, not a learned reward."""
 
@@ -88,4 +106,6 @@ class PixelDistanceConfig(Model):
     type: Literal["pixel_distance"] = "pixel_distance"
 
 
-RewardConfig = PreferenceRewardConfig | PythonRewardConfig | SuccessRewardConfig | PixelDistanceConfig
+RewardConfig = (
+    PreferenceRewardConfig | PythonRewardConfig | VLMJudgeRewardConfig | SuccessRewardConfig | PixelDistanceConfig
+)

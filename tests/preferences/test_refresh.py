@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load, save
 from synthetic import StateEncoder, make_episodes
 
@@ -15,15 +14,6 @@ from vla_rlaif.reward_models.preference import PreferenceConfig, PreferenceRewar
 from vla_rlaif.reward_models.preference_fit import FitConfig
 
 FIT = FitConfig(num_steps=60, batch_size=32, lr=5e-3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Fits this small only wait for one another on many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(path, *, labeller=None, **config):

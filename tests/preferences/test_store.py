@@ -1,9 +1,15 @@
 """The store keeps everything, and says clearly what is wrong with a file."""
 
 import sqlite3
+import timeit
+import tracemalloc
+import uuid
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vla_rlaif.preferences.store import Preference, PreferenceStore
 
@@ -143,7 +149,7 @@ def test_another_schema_version_is_named(store, path):
     other = sqlite3.connect(path)
     other.execute("PRAGMA user_version = 99")
     other.close()
-    with pytest.raises(ValueError, match="has preference schema 99, this version of vla_rlaif reads 1"):
+    with pytest.raises(ValueError, match="has preference store schema 99, this version of vla_rlaif reads 1"):
         PreferenceStore(path)
 
 
@@ -174,3 +180,63 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_impossible_records_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(RECORD, **change)
+
+
+def test_a_correction_of_a_corrected_record_takes_its_place(store):
+    """As when two people correct the same label at once: one record stays in force, the last."""
+    store.append([RECORD])
+    store.append([replace(RECORD, step=4, corrects=1)])
+    store.append([replace(RECORD, step=5, corrects=1)])
+    store.append([replace(RECORD, step=6, corrects=2)])
+    assert steps(store) == [6] and store.count == 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["add", "correct", "rewind"]), st.integers(0, 99)), max_size=12))
+def test_counts_and_samples_are_of_the_records_in_force(tmp_path, actions):
+    path = tmp_path / f"{uuid.uuid4()}.sqlite"
+    with PreferenceStore(path) as store, PreferenceStore(path) as reader:
+        for number, (action, choice) in enumerate(actions):
+            records = store.records(history=True)
+            if action == "rewind":
+                store.rewind(choice % (store.last_id + 1))
+            elif action == "add" or not records:
+                store.append([replace(RECORD, step=number)] * (1 + choice % 3))
+            else:
+                store.append([replace(RECORD, step=number, corrects=records[choice % len(records)].id)])
+            in_force = store.records()
+            assert reader.count == len(in_force) == len({r.id for r in in_force})
+            everything = reader.sample(len(in_force) + 1, seed=choice)
+            assert sorted(r.id for r in everything) == [r.id for r in in_force]
+            few = reader.sample(len(in_force) // 3, seed=choice)
+            assert len(few) == len(in_force) // 3 and set(few) <= set(in_force)
+        for until in range(store.last_id + 1):
+            assert all(r.id <= until for r in store.records(until_id=until))
+
+
+def test_samples_are_uniform(store):
+    store.append([replace(RECORD, step=i) for i in range(12)])
+    store.append([replace(RECORD, step=100 + i, corrects=i) for i in (1, 2)])
+    store.rewind(10)  # 10 in force, two of them by a correction
+    drawn = np.array([record.step for seed in range(1000) for record in store.sample(2, seed)])
+    found, num = np.unique(drawn, return_counts=True)
+    assert found.tolist() == [*range(2, 10), 101, 102]
+    assert np.abs(num - 200).max() < 4 * np.sqrt(2000 * 0.1 * 0.9)  # four standard errors
+
+
+def test_a_hundred_thousand_records(path):
+    """Sampling and appending take as long as in a small store, and no memory for the rest; figures: docs/labels.md."""
+    with PreferenceStore(path) as store:
+        for _ in range(10):
+            store.append([RECORD] * 10_000)
+        store.append([replace(RECORD, corrects=i) for i in range(1, 100_000, 100)])
+        store.sample(1, 0)  # reads the corrections once
+        assert store.count == 100_000
+        tracemalloc.start()
+        sampling = min(timeit.repeat(lambda: store.sample(1, 7), number=1, repeat=20))
+        appending = min(timeit.repeat(lambda: store.append([RECORD]), number=1, repeat=20))
+        counting = min(timeit.repeat(lambda: store.count, number=1, repeat=20))
+        memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert max(sampling, appending, counting) < 5e-3
+    assert memory < 2**20

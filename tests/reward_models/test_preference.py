@@ -19,15 +19,6 @@ SMALL = PreferenceConfig(hidden=(32,))
 QUICK = FitConfig(num_steps=100, batch_size=64, lr=3e-3)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Fits this small only wait for one another on many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def fitted(config=SMALL, fit=QUICK, data=None, seed=0):
     reward = PreferenceReward(StateEncoder(), config, fit)
     return reward, reward.fit(make_pair_data(300) if data is None else data, seed)
@@ -39,6 +30,17 @@ def test_is_a_reward_model_that_must_be_fitted():
     assert reward.version == 0
     with pytest.raises(ValueError, match="has not been fitted yet"):
         reward.score(make_episodes(4))
+
+
+def test_the_threads_of_others_are_left_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        reward, _ = fitted()
+        reward.score(make_episodes(4))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_recovers_a_linear_utility():

@@ -18,6 +18,16 @@ class EpisodeFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a labeller says about M pairs."""
+
+    p_first: Float[np.ndarray, " M"]  # probability that the first is better: 0.5 is a tie, NaN a skip
+    both_orders: Float[np.ndarray, "M 2"] | None = None  # raw P(first shown wins) as (first, second), (second, first)
+    num_asked: int = 0  # questions to a model; the rest was known from before
+    num_invalid: int = 0  # of them, answers that were none
+
+
+@dataclass(frozen=True, kw_only=True)
 class PairData:
     """Every label so far, oldest first, so that the newest pairs are the last rows."""
 

@@ -81,6 +81,18 @@ def held_out_rows(episodes: Episodes, known: Labels, share: float, seed: int) ->
     return held | (is_new & split_by_group(group, episodes.valid & is_new, share, seed))
 
 
+def rows_of_others(records: Sequence[Preference], labeller: str, num: int, seed: int) -> Int[np.ndarray, " R"]:
+    """At most ``num`` records of other labellers, drawn at random: of each pair one, and of none that ``labeller`` has
+    answered itself. For measuring agreement."""
+    done = {frozenset((r.first, r.second)) for r in records if r.labeller == labeller}
+    rows: dict[frozenset[str], int] = {}
+    for row, record in enumerate(records):
+        pair = frozenset((record.first, record.second))
+        if pair not in done:
+            rows.setdefault(pair, row)
+    return np.random.default_rng(seed).permutation(np.array(list(rows.values()), np.int64))[:num]
+
+
 def _shape(e: Episodes) -> dict[str, tuple[int, ...]]:
     cameras = {f"images/{name}": images.shape[1:] for name, images in e.images.items()}
     return {**cameras, "state": e.state.shape[1:], "action": e.action.shape[1:]}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from vla_rlaif.interfaces import Labeller
-from vla_rlaif.preferences.data import EpisodeFeatures, PairData
+from vla_rlaif.interfaces import DetailedLabeller, Labeller
+from vla_rlaif.preferences.data import Answers, EpisodeFeatures, PairData
 from vla_rlaif.preferences.sampling import Strategy, num_available_pairs, sample_pairs
 from vla_rlaif.preferences.store import Preference
 from vla_rlaif.types import Episodes
@@ -41,30 +41,49 @@ def choose_pairs(
     return sample_pairs(episodes, num, seed, mix=exact, rows=rows, scores=scores, exclude=exclude)
 
 
-def ask(labeller: Labeller, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Float[np.ndarray, " M"]:
+def ask(labeller: Labeller, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Answers:
     """The labeller's answers, checked."""
-    labels = np.asarray(labeller.label(episodes, pairs, seed))
+    if isinstance(labeller, DetailedLabeller):
+        answers = labeller.answers(episodes, pairs, seed)
+    else:
+        answers = Answers(p_first=np.asarray(labeller.label(episodes, pairs, seed)))
+    labels = answers.p_first
     in_range = np.isnan(labels) | ((labels >= 0) & (labels <= 1))
     if labels.shape != (len(pairs),) or not in_range.all():
         raise ValueError(
             f"The labeller {labeller.name!r} must give {len(pairs)} probabilities in [0, 1] or NaN, got "
             f"shape {labels.shape} and values {np.unique(labels)[:5]}."
         )
-    return labels
+    return answers
+
+
+def answer_counts(answers: Answers) -> dict[str, float]:
+    """What is worth watching of a labeller that asks a model, in both orders perhaps; empty for others."""
+    asked = {"labels/asked": float(answers.num_asked), "labels/invalid": float(answers.num_invalid)}
+    if answers.both_orders is None:
+        return asked if answers.num_asked else {}
+    both = answers.both_orders[~np.isnan(answers.both_orders).any(axis=1)]
+    inconsistent = (both[:, 0] - 0.5) * (both[:, 1] - 0.5) > 0
+    return {
+        "labels/inconsistent": float(inconsistent.sum()),
+        "labels/position_bias": float((both.sum(axis=1) - 1).mean()) if len(both) else float("nan"),
+        **asked,
+    }
 
 
 def make_records(
     episodes: Episodes,
     ids: Sequence[str],
     pairs: Int[np.ndarray, "M 2"],
-    labels: Float[np.ndarray, " M"],
+    answers: Answers,
     held_out: Bool[np.ndarray, " M"],
     *,
     labeller: str,
     step: int,
 ) -> list[Preference]:
-    """What the store keeps; a label of NaN is a skip."""
-    now = time.time()
+    """What the store keeps; a label of NaN is a skip. A pair that was not answered in both orders has none."""
+    now, labels = time.time(), answers.p_first
+    both = np.full((len(pairs), 2), np.nan) if answers.both_orders is None else answers.both_orders
     return [
         Preference(
             first=ids[int(first)],
@@ -76,8 +95,9 @@ def make_records(
             step=step,
             held_out=bool(held),
             time=now,
+            both_orders=None if np.isnan(orders).any() else (float(orders[0]), float(orders[1])),
         )
-        for (first, second), label, held in zip(pairs, labels, held_out, strict=True)
+        for (first, second), label, orders, held in zip(pairs, labels, both, held_out, strict=True)
     ]
 
 

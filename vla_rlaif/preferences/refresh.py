@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.interfaces import Labeller
 from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData, pair_accuracy
-from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
+from vla_rlaif.preferences.labelling import answer_counts, ask, choose_pairs, make_pair_data, make_records
 from vla_rlaif.preferences.sampling import Strategy, split_by_group
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.types import Episodes, Weights
@@ -105,10 +105,13 @@ class PreferenceLearner:
         train = choose(num_pairs - num_held, np.flatnonzero(~held_rows), train_seed)
         pairs = np.concatenate([train, held])
         is_held = np.arange(len(pairs)) >= len(train)
-        labels = ask(self._labeller, episodes, pairs, label_seed)
+        answers = ask(self._labeller, episodes, pairs, label_seed)
+        labels = answers.p_first
         group = episodes.starts.group[pairs]
         on_policy = self._on_policy(episodes, features, pairs, labels)
-        self._store.append(make_records(episodes, ids, pairs, labels, is_held, labeller=self._labeller.name, step=step))
+        self._store.append(
+            make_records(episodes, ids, pairs, answers, is_held, labeller=self._labeller.name, step=step)
+        )
         self._num_refreshes += 1
         self._num_labels += len(labels)
         self._num_ties += int((labels == 0.5).sum())
@@ -117,6 +120,7 @@ class PreferenceLearner:
         report = self._reward.fit(self._data, fit_seed)
         return {
             **self._counts(),
+            **answer_counts(answers),
             **on_policy,
             "labels/within_group": float((group[:, 0] == group[:, 1]).sum()),
             "reward/train_accuracy": report.train_accuracy,

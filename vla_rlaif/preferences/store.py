@@ -4,34 +4,52 @@ Nothing is ever changed or removed; triggers in the file itself refuse it, whoev
 by a later record that names it, and a run that resumes from a checkpoint says from which record it goes on.
 """
 
-import errno
-import os
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-APPLICATION_ID = 0x564C4150  # "VLAP": marks the file as ours
-SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE preference (
+import numpy as np
+
+from vla_rlaif.preferences.in_force import InForce
+from vla_rlaif.preferences.sqlite import Database, Kind
+
+TABLES = (
+    """CREATE TABLE preference (
     id INTEGER PRIMARY KEY, first TEXT NOT NULL, second TEXT NOT NULL, start INTEGER NOT NULL,
     stop INTEGER NOT NULL, instruction TEXT NOT NULL, p_first REAL, tie INTEGER NOT NULL, skip INTEGER NOT NULL,
     labeller TEXT NOT NULL, answer_first_second REAL, answer_second_first REAL, step INTEGER NOT NULL,
     held_out INTEGER NOT NULL, time REAL NOT NULL, corrects INTEGER REFERENCES preference(id)
-) STRICT;
-CREATE TABLE rewind (id INTEGER PRIMARY KEY, after INTEGER NOT NULL) STRICT;
-"""
-TRIGGERS = """
+) STRICT""",
+    "CREATE TABLE rewind (id INTEGER PRIMARY KEY, after INTEGER NOT NULL) STRICT",
+)
+TRIGGER = """
 CREATE TRIGGER {table}_{event} BEFORE {event} ON {table} {when}
 BEGIN SELECT RAISE(ABORT, '{table} records are append-only: add a correcting record instead'); END;
 """
+
+
+def _triggers(table: str) -> tuple[str, ...]:
+    exists = f"WHEN EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id)"  # INSERT OR REPLACE fires no DELETE
+    events = {"UPDATE": "", "DELETE": "", "INSERT": exists}
+    return tuple(TRIGGER.format(table=table, event=event, when=when) for event, when in events.items())
+
+
+KIND = Kind(
+    name="preference store",
+    application_id=0x564C4150,  # "VLAP"
+    version=1,
+    statements=(*TABLES, *_triggers("preference"), *_triggers("rewind")),
+    remedy="restore it from a copy, or move it away to start a new one.",
+    durable=True,  # a label can cost a person's time
+)
 COLUMNS = (
     "first, second, start, stop, instruction, p_first, tie, skip, labeller, answer_first_second, answer_second_first, "
     "step, held_out, time, corrects"
 )
 INSERT = f"INSERT INTO preference (id, {COLUMNS}) VALUES (?{', ?' * len(COLUMNS.split(','))})"
+SELECT = f"SELECT id, {COLUMNS} FROM preference"
 LAST_ID = "SELECT max((SELECT coalesce(max(id), 0) FROM preference), (SELECT coalesce(max(id), 0) FROM rewind))"
 
 
@@ -68,40 +86,32 @@ class Preference:
     def is_skip(self) -> bool:
         return self.p_first is None
 
+    @property
+    def is_inconsistent(self) -> bool:
+        """The labeller was asked in both orders and preferred the clip in the same place both times."""
+        return self.both_orders is not None and (self.both_orders[0] - 0.5) * (self.both_orders[1] - 0.5) > 0
+
 
 class PreferenceStore:
-    """The records of one run. Open it in the thread that uses it; readers may open the same file at any time."""
+    """The records of one run, for one thread at a time. Readers may open the same file at any time."""
 
     def __init__(self, path: Path | str, *, timeout_s: float = 10.0) -> None:
-        self._path = Path(path)
-        self._timeout_s = timeout_s
-        if not self._path.parent.is_dir():
-            raise ValueError(f"Cannot keep preferences in {self._path}: the folder {self._path.parent} does not exist.")
-        self._connection = sqlite3.connect(self._path, timeout=timeout_s, autocommit=True)
-        try:
-            self._open()
-        except BaseException:
-            self._connection.close()
-            raise
+        self._database = Database(Path(path), KIND, timeout_s=timeout_s)
+        self._in_force = InForce()
 
     def append(self, records: Sequence[Preference]) -> tuple[int, ...]:
         """Add records in one transaction, all or none; returns their ids."""
-        rows = [
-            (
-                *(r.first, r.second, *r.segment, r.instruction, r.p_first, r.is_tie, r.is_skip, r.labeller),
-                *(r.both_orders or (None, None)),
-                *(r.step, r.held_out, r.time, r.corrects),
-            )
-            for r in records
-        ]
+        rows = [_row(record) for record in records]
         known = self.last_id
         missing = [r.corrects for r in records if r.corrects is not None and not 0 < r.corrects <= known]
         if missing:
-            raise ValueError(f"A correction names record {missing[0]}, but {self._path} holds records 1 to {known}.")
-        with _Transaction(self):
+            raise ValueError(
+                f"A correction names record {missing[0]}, but {self._database.path} holds records 1 to {known}."
+            )
+        with self._database.transaction():
             ids = tuple(range(self.last_id + 1, self.last_id + 1 + len(rows)))
             for number, row in zip(ids, rows, strict=True):
-                self._execute(INSERT, (number, *row))
+                self._database.execute(INSERT, (number, *row))
         return ids
 
     def records(self, *, until_id: int | None = None, history: bool = False) -> tuple[Preference, ...]:
@@ -109,35 +119,35 @@ class PreferenceStore:
 
         ``history`` gives everything ever appended, corrected and abandoned records too.
         """
-        until = self.last_id if until_id is None else until_id
-        rows = self._execute(f"SELECT id, {COLUMNS} FROM preference WHERE id <= ? ORDER BY id", (until,))
-        everything = [(int(row[0]), _record(row)) for row in rows]
+        with self._reading() as in_force:
+            until = in_force.last if until_id is None else until_id
+            rows = self._database.execute(f"{SELECT} WHERE id <= ? ORDER BY id", (until,))
+        records = {int(row[0]): _record(row) for row in rows}
         if history:
-            return tuple(record for _, record in everything)
-        lived = self._lived(until)
-        alive: dict[int, Preference] = {}
-        latest: dict[int, int] = {}  # of several corrections of a record, the last one wins
-        for number, record in everything:
-            if record.corrects is None:
-                if any(after < number <= last for after, last in lived):
-                    alive[number] = record
-            elif record.corrects in alive:
-                alive[number], latest[record.corrects] = record, number
-        return tuple(
-            r
-            for number, r in alive.items()
-            if number not in latest and (r.corrects is None or latest[r.corrects] == number)
-        )
+            return tuple(records.values())
+        stands_for = in_force.corrected(until)
+        found: list[int] = []
+        for after, end in in_force.lived(until):
+            found += [number for number in range(after + 1, end + 1) if number in records]
+        alive = {stands_for.get(number, number) for number in found if number not in in_force.root}
+        return tuple(records[number] for number in sorted(alive))
+
+    def sample(self, num: int, seed: int) -> tuple[Preference, ...]:
+        """``num`` different records in force (all if there are fewer), each equally likely; the rest is not read."""
+        with self._reading() as in_force:
+            ids = in_force.draw(num, np.random.default_rng(seed)).tolist()
+            return tuple(_record(self._database.execute(f"{SELECT} WHERE id = ?", (i,))[0]) for i in ids)
 
     @property
     def count(self) -> int:
         """Records in force."""
-        return len(self.records())
+        with self._reading() as in_force:
+            return in_force.count(in_force.last)
 
     @property
     def last_id(self) -> int:
         """Of the newest record or rewind, which share one count; 0 for an empty store. Checkpoints keep it."""
-        return int(self._execute(LAST_ID)[0][0])
+        return int(self._database.execute(LAST_ID)[0][0])
 
     def rewind(self, after_id: int) -> None:
         """Go on from ``after_id``: records after it stay in the file, but are no longer in force.
@@ -147,15 +157,15 @@ class PreferenceStore:
         last = self.last_id
         if after_id > last:
             raise ValueError(
-                f"The checkpoint was written after record {after_id}, but {self._path} ends at record {last}: it is "
-                "not the store of that run, or it was replaced."
+                f"The checkpoint was written after record {after_id}, but {self._database.path} ends at record {last}: "
+                "it is not the store of that run, or it was replaced."
             )
         if after_id < last:
-            with _Transaction(self):
-                self._execute("INSERT INTO rewind (id, after) VALUES (?, ?)", (last + 1, after_id))
+            with self._database.transaction():
+                self._database.execute("INSERT INTO rewind (id, after) VALUES (?, ?)", (last + 1, after_id))
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def __enter__(self) -> "PreferenceStore":  # Self, which jaxtyping cannot check in a method
         return self
@@ -163,77 +173,32 @@ class PreferenceStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _open(self) -> None:
-        self._execute("PRAGMA foreign_keys = ON")
-        self._execute("PRAGMA synchronous = FULL")  # a label can cost a person's time: survive a power cut
-        if not self._execute("SELECT 1 FROM sqlite_master LIMIT 1"):
-            self._create()
-        application = self._execute("PRAGMA application_id")[0][0]
-        if application != APPLICATION_ID:
-            raise ValueError(f"{self._path} is an SQLite file of another program: give the preferences another path.")
-        version = self._execute("PRAGMA user_version")[0][0]
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"{self._path} has preference schema {version}, this version of vla_rlaif reads {SCHEMA_VERSION}: "
-                "use the version that wrote it, or a new file."
-            )
-
-    def _create(self) -> None:
-        self._execute("PRAGMA journal_mode = WAL")
-        with _Transaction(self):
-            if self._execute("SELECT 1 FROM sqlite_master LIMIT 1"):
-                return  # another process was faster
-            for statement in SCHEMA.strip().split(";\n"):
-                self._execute(statement)
-            for table in ("preference", "rewind"):
-                self._execute(TRIGGERS.format(table=table, event="UPDATE", when=""))
-                self._execute(TRIGGERS.format(table=table, event="DELETE", when=""))
-                exists = f"WHEN EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id)"  # INSERT OR REPLACE fires no DELETE
-                self._execute(TRIGGERS.format(table=table, event="INSERT", when=exists))
-            self._execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self._execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _lived(self, until: int) -> list[tuple[int, int]]:
-        """Ranges (after, last] of ids in force. A rewind that a later one went back behind never happened."""
-        ranges, end = [], until
-        for number, after in self._execute("SELECT id, after FROM rewind ORDER BY id DESC"):
-            if number <= end:
-                ranges.append((number, end))
-                end = after
-        return [*ranges, (0, end)]
-
-    def _execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple]:
+    @contextmanager
+    def _reading(self) -> Iterator[InForce]:
+        """One state of the file, though others write it, and what is in force in it. Only news are read."""
+        self._database.execute("BEGIN")
         try:
-            return self._connection.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise ValueError(
-                    f"{self._path} is locked: another process has been writing it for {self._timeout_s} s. One run "
-                    "owns a store; stop the other one or choose another path."
-                ) from error
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
-            raise
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                raise ValueError(
-                    f"{self._path} is not a readable preference store ({error}): restore it from a copy, or move it "
-                    "away to start a new one."
-                ) from error
-            raise
+            known, last = self._in_force.last, self.last_id
+            if last > known:
+                news = " WHERE id > ? ORDER BY id"
+                rewinds = self._database.execute(f"SELECT id, after FROM rewind{news}", (known,))
+                corrections = self._database.execute(
+                    f"SELECT id, corrects FROM (SELECT id, corrects FROM preference{news}) WHERE corrects IS NOT NULL",
+                    (known,),
+                )
+                self._in_force.add(last, rewinds, corrections)
+            yield self._in_force
+        finally:
+            self._database.execute("COMMIT")
 
 
-class _Transaction:
-    """One write transaction, rolled back if anything inside fails."""
-
-    def __init__(self, store: PreferenceStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        self._store._execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._store._execute("COMMIT" if kind is None else "ROLLBACK")
+def _row(r: Preference) -> tuple:
+    """The columns of a record behind its id."""
+    return (
+        *(r.first, r.second, *r.segment, r.instruction, r.p_first, r.is_tie, r.is_skip, r.labeller),
+        *(r.both_orders or (None, None)),
+        *(r.step, r.held_out, r.time, r.corrects),
+    )
 
 
 def _record(row: tuple) -> Preference:
