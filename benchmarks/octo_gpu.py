@@ -31,7 +31,7 @@ from vla_rlaif.config import RunConfig, load_config, parse_config
 from vla_rlaif.jax_imitation import imitate
 from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.policy_config import OctoConfig
-from vla_rlaif.run import start_policy
+from vla_rlaif.start import start_policy
 from vla_rlaif.train import train
 from vla_rlaif.warm_start_config import ImitateConfig
 

@@ -19,7 +19,7 @@ import tyro
 from vla_rlaif.build import build_env, build_parts
 from vla_rlaif.config import RunConfig, load_config
 from vla_rlaif.metrics import MetricsLog, read_metrics
-from vla_rlaif.run import start_policy
+from vla_rlaif.start import start_policy
 from vla_rlaif.train import train
 
 PHASES = ("rollout", "physics", "render", "policy", "reward", "update")

@@ -23,3 +23,13 @@ def spread_in_even_groups(episodes):
 def leftwards(episodes):
     """Metres that the gripper moved along y."""
     return (episodes.state[:, -1, 1] - episodes.state[:, 0, 1]).astype(float)
+
+
+def raises(episodes):
+    raise ZeroDivisionError("the reward is broken")
+
+
+def share_of_group(episodes):
+    """Of what the members of the episode's group have together."""
+    group, truth = episodes.starts.group, episodes.truth
+    return truth / np.array([np.abs(truth[group == g]).sum() for g in group])

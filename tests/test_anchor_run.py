@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from vla_rlaif.build import build_env, build_parts
 from vla_rlaif.checkpoint import RunCheckpoints
@@ -12,10 +11,9 @@ from vla_rlaif.config import RunConfig
 from vla_rlaif.dataset import Demonstrations, save_demonstrations
 from vla_rlaif.envs.point_reach import PointReach
 from vla_rlaif.metrics import MetricsLog, read_metrics
-from vla_rlaif.run import start_policy
+from vla_rlaif.start import start_policy
 from vla_rlaif.train import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUM, LENGTH = 8, 4
 
 

@@ -21,8 +21,6 @@ from vla_rlaif.checkpoint import load_policy, save_policy
 from vla_rlaif.cli import VERBS, main
 from vla_rlaif.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 POINT = {
     "name": "point",
     "env": {"type": "point_reach", "num_envs": 16},
@@ -234,7 +232,34 @@ def test_doctor_answers():
     assert done.code in (0, 1) and "rendering ray: works" in done.out and not done.err
 
 
+def test_a_reader_that_has_seen_enough_is_no_fault(point):
+    code = "import sys; print('begun', flush=True); from vla_rlaif.cli import main; main()"
+    command = [sys.executable, "-c", code, "plan", str(point)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 # Mistakes
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("train", "policy.type gaussian needs the extra torch: torch not installed"),
+        ("evaluate", "this needs the package torch, which is not installed"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_remedy(point, finished, tmp_path, verb, words):
+    rest = ["--out", str(tmp_path / "run")] if verb == "train" else ["--policy", str(finished[1] / "best")]
+    code = "import sys; sys.modules['torch'] = None; from vla_rlaif.cli import main; main()"
+    command = [sys.executable, "-c", code, verb, str(point), *rest]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and words in done.stderr
+    assert "pip install -c constraints.txt -e '.[torch]'" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_verb_lists_the_verbs():

@@ -43,6 +43,9 @@ def test_resolved_config_reads_back_equal(tmp_path):
         ({"policy": {"type": "octo", "num_heads": 3}}, "token_dim 64 does not split into 3 heads"),
         ({"policy": {"type": "octo", "language_tokens": 4}}, "but reach says 7 words"),
         ({"env": {"type": "tabletop", "max_steps": 10}}, "10 is not a multiple of chunk 4"),
+        ({"env": {"type": "tabletop", "num_envs": 9, "double_buffer": True}}, "two halves, and num_envs is 9"),
+        ({"loop": {"act_batch": 24}}, "act_batch 24 does not divide the 128 members"),
+        ({"env": {"type": "tabletop", "double_buffer": True}, "loop": {"act_batch": 128}}, "does not divide the 64"),
         (
             {"env": {"type": "tabletop", "image_size": 40}, "policy": {"type": "octo", "stem": {"type": "small16"}}},
             "not a multiple of the 16 pixels of policy.stem",

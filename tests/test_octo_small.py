@@ -31,7 +31,6 @@ def run(*argv: object) -> None:
     assert stop.value.code in (0, None)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_octo_small_trains_resumes_exports_and_evaluates(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write_octo_small(tmp_path / "octo-small")
     policy = {**CONFIG["policy"], "folder": str(source)}

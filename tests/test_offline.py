@@ -17,8 +17,6 @@ from vla_rlaif.preferences.labelled import gather_episodes
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.rollout import rollout, train_starts
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DATA = {
     "env": {"type": "point_reach", "num_envs": 16},
     "policy": {"type": "gaussian", "backend": "torch"},
@@ -83,7 +81,7 @@ def test_pairs_are_new_each_time_and_episodes_keep_their_side(data, store):
 
 
 def test_labels_are_the_oracles(data, store):
-    label(data, store, 80, labeller={"equal_threshold": 0.3, "skip_threshold": 0.2})
+    label(data, store, 80, labeller={"type": "oracle", "equal_threshold": 0.3, "skip_threshold": 0.2})
     ids, episodes = gather_episodes(data)
     truth = dict(zip(ids, episodes.truth.tolist(), strict=True))
     success = dict(zip(ids, episodes.success.tolist(), strict=True))
@@ -95,6 +93,47 @@ def test_labels_are_the_oracles(data, store):
         assert r.p_first == expected
         kinds.add(expected)
     assert kinds == {None, 0.0, 0.5, 1.0}
+
+
+def test_agreement_of_labellers_on_the_same_pairs(data, store):
+    said = label(data, store, 60, labeller={"type": "oracle", "equal_threshold": 0.0, "successes_tie": False})
+    assert "60 labels, 0.0% ties" in said[1]
+    config_b = config(labeller={"type": "oracle", "equal_threshold": 0.3, "successes_tie": False})
+    said = []
+    offline.label(config_b, data, store, 40, said.append, again=True)
+    first, second = records(store)[:60], records(store)[60:]
+    sides = {frozenset((r.first, r.second)): r.held_out for r in first}
+    assert len({frozenset((r.first, r.second)) for r in second}) == 40
+    assert all(sides[frozenset((r.first, r.second))] == r.held_out for r in second)
+    (shared,) = json.loads(store.with_suffix(".agreement.json").read_text())["pairs"]
+    ties = sum(r.is_tie for r in second)
+    assert 0 < ties < 40 and (shared["num"], shared["raw"]) == (40, 1 - ties / 40)
+    assert any(f"40 pairs in common, Cohen's kappa {shared['kappa']:.3f}" in line for line in said)
+    offline.label(config_b, data, store, 40, said.append, again=True)
+    with pytest.raises(ValueError, match="has no pair that others have labelled and oracle/1"):
+        offline.label(config_b, data, store, 40, said.append, again=True)
+
+
+def by_x(episodes, pairs):
+    """A user's labeller: whose point ends farther right, sure of it in 9 of 10 cases."""
+    x = episodes.state[:, -1, 0]
+    return np.where(x[pairs[:, 0]] > x[pairs[:, 1]], 0.9, 0.1)
+
+
+def lump(episodes, pairs):
+    return 0.5
+
+
+def test_labels_of_the_users_own_function(data, store):
+    label(data, store, 30, labeller={"type": "python", "function": "test_offline:by_x"})
+    ids, episodes = gather_episodes(data)
+    x = dict(zip(ids, episodes.state[:, -1, 0].tolist(), strict=True))
+    assert [r.p_first for r in records(store)] == [0.9 if x[r.first] > x[r.second] else 0.1 for r in records(store)]
+    assert {r.labeller for r in records(store)} == {"python/1(test_offline:by_x)"}
+    with pytest.raises(ValueError, match=r"the module 'test_offline' has no 'nothing'"):
+        label(data, store, 5, labeller={"type": "python", "function": "test_offline:nothing"})
+    with pytest.raises(ValueError, match=r"'test_offline:lump' returned shape \(\) of float64 for 5 pairs"):
+        label(data, store, 5, labeller={"type": "python", "function": "test_offline:lump"})
 
 
 def test_equal_start_states_are_one_group_whatever_the_shards_call_them(data):
@@ -182,7 +221,7 @@ def test_an_empty_or_missing_store_is_named(data, store, tmp_path):
     with pytest.raises(ValueError, match=r"no preference store at .*labels.sqlite; `vla-rlaif label` makes one"):
         offline.reward("fit", config(), data, store, tmp_path / "m", None, print)
     assert not store.exists()
-    label(data, store, 20, labeller={"skip_threshold": 5.0})  # skips every pair
+    label(data, store, 20, labeller={"type": "oracle", "skip_threshold": 5.0})  # skips every pair
     with pytest.raises(ValueError, match=r"has no labels \(20 skips\)"):
         offline.reward("fit", config(), data, store, tmp_path / "m", None, print)
 

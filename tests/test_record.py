@@ -16,7 +16,7 @@ from vla_rlaif.dataset import load_demonstrations, load_episodes
 from vla_rlaif.lerobot_files import open_files
 from vla_rlaif.preferences.labelled import gather_episodes
 from vla_rlaif.record import Storage, collect, convert
-from vla_rlaif.run import run_demonstrations
+from vla_rlaif.start import run_demonstrations
 
 LEROBOT = Storage(format="lerobot")
 

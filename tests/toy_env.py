@@ -14,14 +14,19 @@ class Toy:
     """A unit action moves the point 0.1; the goal lies in [0.5, 1] and is reached within 0.05.
 
     Episodes whose seed is 7 modulo 10 have the ``fault``: "reset" fails their reset, the others strike at env step 2.
-    "build" fails the construction. With "modules" the only sentence names the packages that this process has loaded.
+    "build" fails the construction, "no GL" draws on a machine without OpenGL. With "modules" the only sentence names
+    the packages that this process has loaded.
     """
+
+    teaches = True
 
     def __init__(self, fault: str = "", size: int = 32) -> None:
         if fault == "build":
             raise RuntimeError("this toy cannot be built")
         if fault == "slow build":
             time.sleep(1000)
+        if fault == "no GL":
+            hide_opengl()
         if size > 64:
             raise ValueError(f"size {size} is more than 64.")
         loaded = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
@@ -84,3 +89,22 @@ class Toy:
             ended=False,
             truth=truth,
         )
+
+
+def hide_opengl() -> None:
+    """Ask for a context where PyOpenGL finds no library, as on a machine that has none."""
+    import ctypes
+    import ctypes.util
+
+    load = ctypes.CDLL.__init__
+
+    def load_other(self, name, *args, **kwargs):
+        if name and any(part in str(name) for part in ("GL", "OSMesa")):
+            raise OSError(f"{name}: cannot open shared object file")
+        load(self, name, *args, **kwargs)
+
+    setattr(ctypes.CDLL, "__init__", load_other)  # noqa: B010
+    setattr(ctypes.util, "find_library", lambda name: None)  # noqa: B010
+    from vla_rlaif.envs.gl import make_context  # not before: mujoco loads OpenGL as soon as it is imported
+
+    make_context("egl", 16)

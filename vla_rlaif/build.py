@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vla_rlaif.build_process_env import build_process_env
+from vla_rlaif.build_labeller import build_labeller, build_rater, pair_mix
+from vla_rlaif.build_process_env import build_process_env, strengths
 from vla_rlaif.checkpoint import load_policy
 from vla_rlaif.config import RunConfig, kl_coef
 from vla_rlaif.dataset import Demonstrations, load_demonstrations
@@ -24,9 +25,10 @@ from vla_rlaif.env_config import (
 )
 from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.grpo import GRPO
-from vla_rlaif.interfaces import Labeller, Learner, Policy, RewardModel, VectorEnv
+from vla_rlaif.interfaces import Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.learning import Anchor
 from vla_rlaif.lerobot_config import LeRobotConfig, LeRobotSettings, SmolVLAConfig
+from vla_rlaif.parts import Parts
 from vla_rlaif.policy_config import (
     CustomPolicyConfig,
     GaussianConfig,
@@ -36,16 +38,18 @@ from vla_rlaif.policy_config import (
     PolicyConfig,
 )
 from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
-from vla_rlaif.reward_config import OracleConfig, PreferenceRewardConfig
+from vla_rlaif.reward_config import PreferenceRewardConfig, VLMJudgeRewardConfig
+from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.symbols import load_symbol
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
-from vla_rlaif.train import Parts
 from vla_rlaif.types import EnvSpec, Observation
 from vla_rlaif.weight_sync import LocalSync
 
 
 def build_env(config: EnvConfig, *, max_steps: int | None = None) -> VectorEnv:
-    """``max_steps`` lengthens the episodes, for demonstrations."""
+    """``max_steps`` lengthens the episodes, for demonstrations; those need no double buffer."""
+    if isinstance(config, TabletopConfig | ProcessEnvConfig) and config.double_buffer and max_steps is None:
+        return _halves(config)
     if isinstance(config, TabletopConfig):
         from vla_rlaif.envs.tabletop import Tabletop
 
@@ -59,6 +63,7 @@ def build_env(config: EnvConfig, *, max_steps: int | None = None) -> VectorEnv:
             renderer=config.renderer,
             physics_threads=config.threads,
             render_threads=config.threads,
+            randomize=strengths(config.randomize),
         )
     if isinstance(config, PointReachConfig):
         from vla_rlaif.envs.point_reach import PointReach
@@ -73,6 +78,23 @@ def build_env(config: EnvConfig, *, max_steps: int | None = None) -> VectorEnv:
     if env.num_envs != config.num_envs:
         raise ValueError(f"{config.factory} made {env.num_envs} envs, wanted env.num_envs = {config.num_envs}.")
     return env
+
+
+def _halves(config: EnvConfig) -> VectorEnv:
+    """The members, and the worker processes where there are any, in two envs."""
+    from vla_rlaif.envs.halves import Halves
+
+    change: dict[str, Any] = {"num_envs": config.num_envs // 2, "double_buffer": False}
+    if isinstance(config, ProcessEnvConfig):
+        change["workers"] = -(-config.workers // 2)
+    half = config.model_copy(update=change)
+    first: Any = build_env(half)
+    try:
+        second: Any = build_env(half)
+    except BaseException:
+        first.close()
+        raise
+    return Halves(first, second)
 
 
 def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, *, statistics: Any = None) -> Any:
@@ -188,6 +210,10 @@ def build_reward(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:
     reward = config.reward
     if isinstance(reward, PreferenceRewardConfig):
         return build_preference_reward(reward, policy, spec)
+    if isinstance(reward, VLMJudgeRewardConfig):
+        from vla_rlaif.reward_models.vlm_judge import VLMJudgeReward
+
+        return VLMJudgeReward(build_rater(reward, config.run_dir))
     if reward.type == "python":
         from vla_rlaif.reward_models.python import PythonReward
 
@@ -203,15 +229,11 @@ def build_reward(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:
 
 def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: EnvSpec) -> Any:
     """``policy`` is only used by encoder `policy`, which keeps a frozen copy of it."""
-    import torch
-
     from vla_rlaif.reward_models import encoders
     from vla_rlaif.reward_models.networks import CnnConfig
     from vla_rlaif.reward_models.preference import PreferenceConfig, PreferenceReward
     from vla_rlaif.reward_models.preference_fit import FitConfig
 
-    # The heads are small: a second thread only contends with the simulation (36 ms became 624 ms in policies.md).
-    torch.set_num_threads(1)
     cnn = None
     match config.encoder.type:
         case "policy":
@@ -305,10 +327,9 @@ def build_parts(config: RunConfig, env: VectorEnv, policy: Any, run_dir: Path) -
     learner = build_learner(config, policy, env.spec, build_anchor(config, policy, env.spec, run_dir))
     acting, learner = with_engine(config, policy, learner, run_dir)
     return Parts(
-        env=env,
-        policy=acting,
+        rollouts=LocalRollouts(acting, env, act_batch=config.loop.act_batch),
         learner=learner,
-        sync=LocalSync(),
+        sync=LocalSync(learner, acting),
         reward=reward,
         algorithm=build_algorithm(config),
         preferences=build_preferences(config, reward, run_dir),
@@ -328,32 +349,19 @@ def with_engine(config: RunConfig, policy: Any, learner: Learner, run_dir: Path)
     return acting, AsleepWhileLearning(learner, acting) if config.policy.engine.sleep else learner
 
 
-def build_labeller(config: OracleConfig) -> Labeller:
-    from vla_rlaif.preferences.oracle import OracleLabeller
-
-    return OracleLabeller(
-        beta=config.beta,
-        mistake=config.mistake,
-        equal_threshold=config.equal_threshold,
-        skip_threshold=config.skip_threshold,
-        success_ties=config.successes_tie,
-    )
-
-
 def build_preferences(config: RunConfig, reward: Any, run_dir: Path) -> PreferenceLearner | None:
     if not isinstance(config.reward, PreferenceRewardConfig):
         return None
     from vla_rlaif.preferences.store import PreferenceStore
 
-    share = config.reward.within_group
     return PreferenceLearner(
-        labeller=build_labeller(config.reward.labeller),
+        labeller=build_labeller(config.reward.labeller, run_dir),
         store=PreferenceStore(run_dir / "preferences.sqlite"),
         reward=reward,
         config=RefreshConfig(
             budget=config.reward.budget,
             held_out_share=config.reward.held_out,
-            mix={"within_group": share, "uniform": 1 - share},
+            mix=pair_mix(config.reward.pairs),
             seed=config.seed,
         ),
     )

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import errno
 import io
+import os
 import sys
 import time
 import traceback
@@ -91,17 +92,27 @@ class Imitate:
 
 @dataclass(frozen=True)
 class Label:
-    """Label pairs of collected episodes with the config's labeller."""
+    """Label pairs of collected episodes with the config's labeller. `label DATA --ui` opens a page for people."""
 
     config: ConfigFile
     data: Path  # folder of a policy's episodes that `collect` wrote
     store: Path  # SQLite file; new records are appended
     pairs: int = 400
+    again: bool = False  # label pairs that only other labellers have labelled, to see how far they agree
 
     def __call__(self, config: RunConfig) -> None:
         from vla_rlaif import offline
 
-        offline.label(config, self.data, self.store, self.pairs, say)
+        offline.label(config, self.data, self.store, self.pairs, say, again=self.again)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Write a store of labels as Parquet, take one in, or show how far its labellers agree."""
+
+    action: tyro.conf.Positional[Literal["export", "import", "agreement"]]
+    store: tyro.conf.Positional[Path]  # SQLite file that `label` or a run wrote; import makes a new one
+    file: Path | None = None  # Parquet file; of agreement the JSON file to write
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,7 @@ class Report:
 class Doctor:
     """Check this machine: rendering, extras, memory, disk."""
 
-    renderer: Annotated[Literal["egl", "osmesa", "ray"], tyro.conf.arg(help="which one must work")] = "egl"
+    renderer: Annotated[Literal["egl", "osmesa", "ray", "warp"], tyro.conf.arg(help="which one must work")] = "egl"
 
 
 VERBS: dict[str, type] = {
@@ -198,6 +209,7 @@ VERBS: dict[str, type] = {
     "convert": Convert,
     "imitate": Imitate,
     "label": Label,
+    "labels": Labels,
     "reward": Reward,
     "evaluate": Evaluate,
     "serve": Serve,
@@ -232,6 +244,17 @@ def _run(argv: list[str]) -> None:
 
         if not check(options.renderer):
             sys.exit(1)
+        return
+    if verb == "labels":
+        given = tyro.cli(Labels, args=rest, prog="vla-rlaif labels")
+        from vla_rlaif.preferences.verbs import labels
+
+        labels(given.action, given.store, given.file, say)
+        return
+    if verb == "label" and "--ui" in rest:
+        from vla_rlaif.label_page.verb import main as label_by_hand
+
+        label_by_hand(rest, say)
         return
     if verb == "report":
         run = tyro.cli(Report, args=rest, prog="vla-rlaif report").run
@@ -288,8 +311,20 @@ def _refuse_near_misses(verb: str, flags: list[str]) -> None:
 def _exit_code(run: Callable[[], None]) -> int:
     try:
         run()
+        sys.stdout.flush()
     except ValueError as error:
         return _fail(2, f"error: {error}")
+    except ModuleNotFoundError as error:
+        from vla_rlaif.doctor import remedy
+
+        package = (error.name or "").partition(".")[0]
+        if (what_to_do := remedy(package)) is not None:
+            return _fail(2, f"error: this needs the package {package}, which is not installed: {what_to_do}")
+        traceback.print_exc()
+        return _fail(1, f"error: {error}")
+    except BrokenPipeError:  # the reader has seen enough, as in `| head`; what is buffered must not be tried again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return _fail(130, "stopped; a run goes on with --resume")
     except OSError as error:

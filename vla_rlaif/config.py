@@ -11,10 +11,18 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from vla_rlaif.cluster_config import (
+    ClusterConfig,
+    LocalClusterConfig,
+    RayClusterConfig,
+    check_players,
+    check_ranks,
+)
 from vla_rlaif.config_base import Fraction, Model, Positive
-from vla_rlaif.env_config import EnvConfig, PointReachConfig, TabletopConfig
+from vla_rlaif.env_config import EnvConfig, PointReachConfig, ProcessEnvConfig, TabletopConfig
 from vla_rlaif.policy_config import OctoConfig, PolicyConfig, SmallStemConfig, VLASettings
 from vla_rlaif.reward_config import PixelDistanceConfig, PreferenceRewardConfig, RewardConfig
+from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
 from vla_rlaif.warm_start_config import WarmStartConfig
 
 
@@ -60,8 +68,11 @@ class LoopConfig(Model):
     validation_episodes: Positive = 128
     checkpoint_every: Positive = 10
     stored: Path | None = None  # episode store that rollout workers fill; a step takes its groups there first
-    staleness: Annotated[int, Field(ge=0, le=4)] = 1  # updates by which stored groups may be older than the weights
+    staleness: Annotated[int, Field(ge=0, le=4)] = 1  # updates by which groups may be older than what they train
+    overlap: bool = False  # play the next steps while the learner updates, up to staleness updates ahead of it
+    timeout_s: Annotated[float, Field(gt=0)] = 3600.0  # for a step's rollouts, if overlap, and for writing a checkpoint
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    act_batch: Positive | None = None  # rows that the policy sees at a time; null: all of an env (of a rollout worker)
 
 
 class EvaluateConfig(Model):
@@ -83,6 +94,7 @@ class RunConfig(Model):
     learner: LearnerConfig = LearnerConfig()
     loop: LoopConfig = LoopConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    cluster: ClusterConfig = Field(default_factory=LocalClusterConfig, discriminator="type")
 
     @property
     def run_dir(self) -> Path:
@@ -93,6 +105,8 @@ class RunConfig(Model):
         group, clip = self.algorithm.group_size, max(self.algorithm.clip_low, self.algorithm.clip_high)
         if self.env.num_envs % group:
             raise ValueError(f"env.num_envs {self.env.num_envs} does not split into groups of {group}.")
+        self._act_batch_fits()
+        self._overlap_fits()
         # A mean over dims moves ratios by hundredths, a sum by tenths: with the other's clip range, either nothing or
         # everything is clipped (grpo.md, "The reduction and the clip are one validated pair").
         if self.policy.logp_reduction == "mean" and clip > 0.1:
@@ -114,7 +128,43 @@ class RunConfig(Model):
             raise ValueError(f"warm_start is for vision-language policies, not for {self.policy.type}. Remove it.")
         if isinstance(self.reward, PreferenceRewardConfig):
             self._labels_fit(self.reward, group)
+        if isinstance(self.cluster, RayClusterConfig):
+            self._workers_fit(self.cluster, group)
         return self
+
+    def _workers_fit(self, cluster: RayClusterConfig, group: int) -> None:
+        env, learner = self.env, self.learner
+        check_players(
+            cluster.roles.rollout.workers,
+            num_envs=env.num_envs,
+            group=group,
+            is_halved=isinstance(env, TabletopConfig | ProcessEnvConfig) and env.double_buffer,
+            processes=env.workers if isinstance(env, ProcessEnvConfig) else 1,
+            act_batch=self.loop.act_batch,
+        )
+        rows = learner.minibatch // learner.micro_batches
+        check_ranks(cluster.roles.learner, backend=self.policy.backend, devices=learner.devices, rows=rows)
+
+    def _overlap_fits(self) -> None:
+        if not self.loop.overlap:
+            return
+        if not self.loop.staleness:
+            raise ValueError(
+                "loop.overlap plays with weights that are older than those it trains, and loop.staleness is 0: set it "
+                "to 1 or more, or remove overlap."
+            )
+        engine = self.policy.engine if isinstance(self.policy, TokenVLAConfig) else None
+        if isinstance(engine, VLLMConfig) and engine.sleep:
+            raise ValueError("policy.engine.sleep: the engine cannot sleep and act. Remove it or loop.overlap.")
+
+    def _act_batch_fits(self) -> None:
+        rows, asked = self.env.num_envs, self.loop.act_batch
+        if isinstance(self.env, TabletopConfig | ProcessEnvConfig) and self.env.double_buffer:
+            rows //= 2
+        if asked is not None and rows % asked:
+            raise ValueError(
+                f"loop.act_batch {asked} does not divide the {rows} members that the policy acts for at once."
+            )
 
     def _learner_fits(self) -> None:
         is_torch = self.policy.backend == "torch"
@@ -159,7 +209,7 @@ def cautions(config: RunConfig) -> list[str]:
     if config.algorithm.group_size < 4:
         found.append(f"groups of {config.algorithm.group_size}: the advantage is mostly noise; use 4 or more.")
     is_held = kl_coef(config) > 0 or config.algorithm.anchor_coef > 0
-    if config.reward.type in ("preference", "python") and not is_held:
+    if config.reward.type in ("preference", "python", "vlm_judge") and not is_held:
         found.append("no KL to the start policy with a reward that is not success: watch for reward hacking.")
     return found
 

@@ -12,9 +12,11 @@ from pathlib import Path
 EXTRAS = {
     "jax": ("jax", "flax", "optax"),
     "torch": ("torch",),
-    "lerobot": ("lerobot",),
+    "lerobot": ("lerobot", "transformers", "peft"),
     "ray": ("ray",),
+    "serve": ("msgpack", "prometheus_client", "websockets"),
     "suites": ("metaworld",),
+    "warp": ("mujoco_warp",),
 }
 NEEDED = ("jax", "torch")  # for `make align`
 MEMORY_GB, DISK_GB = 6, 2
@@ -41,6 +43,19 @@ def check(renderer: str) -> bool:
     return fine
 
 
+def remedy(package: str) -> str | None:
+    """How to install a package that was missing, if one of the extras brings it."""
+    extras = [name for name, packages in EXTRAS.items() if package in packages]
+    return f"pip install -c constraints.txt -e '.[{extras[0]}]'" if extras else None
+
+
+def require(extra: str, what: str) -> None:
+    """Raises ValueError, before anything is done, if the packages of an extra that ``what`` needs are not there."""
+    passed, text = _extra(extra)
+    if not passed:
+        raise ValueError(f"{what} needs the extra {extra}: {text}")
+
+
 def _python() -> Result:
     found = sys.version.split()[0]
     return sys.version_info >= (3, 12), f"{found}; 3.12 or newer is needed"
@@ -49,7 +64,7 @@ def _python() -> Result:
 def _extra(name: str) -> Result:
     missing = [package for package in EXTRAS[name] if importlib.util.find_spec(package) is None]
     if missing:
-        return False, f"{', '.join(missing)} not installed: pip install -c constraints.txt -e '.[{name}]'"
+        return False, f"{', '.join(missing)} not installed: {remedy(missing[0])}"
     return True, ", ".join(f"{p} {importlib.metadata.version(p)}" for p in EXTRAS[name])
 
 

@@ -15,19 +15,21 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_rlaif.build import build_env, build_labeller, build_preference_reward, lerobot_export, load_folder
+from vla_rlaif.build import build_env, build_preference_reward, lerobot_export, load_folder
+from vla_rlaif.build_labeller import build_labeller, pair_mix
 from vla_rlaif.checkpoint import WholeFolder, save_policy, write_whole
 from vla_rlaif.config import RunConfig
 from vla_rlaif.evaluate import evaluate
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import VLASettings
+from vla_rlaif.preferences.agreement import Agreement, describe_agreement, measure_agreement, write_agreement
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
-from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join
+from vla_rlaif.preferences.labelled import Labels, gather_episodes, held_out_rows, join, rows_of_others
 from vla_rlaif.preferences.labelling import ask, choose_pairs, make_pair_data, make_records
-from vla_rlaif.preferences.sampling import Strategy
 from vla_rlaif.preferences.store import PreferenceStore
 from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.rollout import Split, take
+from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.token_config import TokenVLAConfig
 from vla_rlaif.types import Episodes
 from vla_rlaif.warm_start_config import WarmStartConfig
@@ -38,7 +40,7 @@ Say = Callable[[str], None]
 
 
 def imitate(config: RunConfig, data: Path, to: Path, say: Say) -> None:
-    from vla_rlaif.run import imitated_policy
+    from vla_rlaif.start import imitated_policy
 
     warm = config.warm_start or WarmStartConfig()
     env = build_env(config.env)
@@ -52,34 +54,53 @@ def imitate(config: RunConfig, data: Path, to: Path, say: Say) -> None:
     say(f"{to}: policy written")
 
 
-def label(config: RunConfig, data: Path, store: Path, num_pairs: int, say: Say) -> None:
-    """Label pairs that are not in the store yet. An episode that was held out, or trained on, stays so."""
+def label(config: RunConfig, data: Path, store: Path, num_pairs: int, say: Say, *, again: bool = False) -> None:
+    """Label pairs that are not in the store yet, or with ``again`` pairs that only others have labelled. An episode
+    that was held out, or trained on, stays so. How far labellers agree is said, and written beside the store."""
     settings = _learned_reward(config)
     if num_pairs < 1:
         raise ValueError(f"--pairs is {num_pairs}; it must be at least 1.")
     ids, episodes = gather_episodes(data)
-    labeller = build_labeller(settings.labeller)
-    mix: dict[Strategy, float] = {"within_group": settings.within_group, "uniform": 1 - settings.within_group}
+    labeller = build_labeller(settings.labeller, store.parent)
     with PreferenceStore(store) as kept:
-        known = join(kept.records(), ids, episodes, store=store, data=data)
+        records = kept.records()
+        known = join(records, ids, episodes, store=store, data=data)
         seeds = np.random.SeedSequence((config.seed, kept.last_id)).generate_state(4)
         split_seed, held_seed, train_seed, label_seed = seeds.tolist()
-        held_rows = held_out_rows(episodes, known, settings.held_out, split_seed)
-        choose = functools.partial(choose_pairs, episodes, mix=mix, exclude=known.pairs)
-        held = choose(round(settings.held_out * num_pairs), np.flatnonzero(held_rows), held_seed)
-        train = choose(num_pairs - len(held), np.flatnonzero(~held_rows), train_seed)
-        pairs, is_held = np.concatenate([train, held]), np.repeat([False, True], [len(train), len(held)])
-        if not len(pairs):
-            raise ValueError(f"{store} has every pair of the {len(ids)} episodes in {data} already: collect more.")
-        labels = ask(labeller, episodes, pairs, label_seed)
-        kept.append(make_records(episodes, ids, pairs, labels, is_held, labeller=labeller.name, step=0))
+        if again:
+            rows = rows_of_others(records, labeller.name, num_pairs, train_seed)
+            pairs, is_held = known.pairs[rows], known.held_out[rows]
+            if not len(pairs):
+                raise ValueError(f"{store} has no pair that others have labelled and {labeller.name} has not.")
+        else:
+            held_rows = held_out_rows(episodes, known, settings.held_out, split_seed)
+            choose = functools.partial(choose_pairs, episodes, mix=pair_mix(settings.pairs), exclude=known.pairs)
+            held = choose(round(settings.held_out * num_pairs), np.flatnonzero(held_rows), held_seed)
+            train = choose(num_pairs - len(held), np.flatnonzero(~held_rows), train_seed)
+            pairs, is_held = np.concatenate([train, held]), np.repeat([False, True], [len(train), len(held)])
+            if not len(pairs):
+                raise ValueError(f"{store} has every pair of the {len(ids)} episodes in {data} already: collect more.")
+        answers = ask(labeller, episodes, pairs, label_seed)
+        labels = answers.p_first
+        kept.append(make_records(episodes, ids, pairs, answers, is_held, labeller=labeller.name, step=0))
         count = kept.count
+        found = measure_agreement(kept.records())
     group = episodes.starts.group[pairs]
     say(
         f"{store}: {len(pairs)} labels (asked for {num_pairs}), of which {int((labels == 0.5).sum())} ties, "
         f"{int(np.isnan(labels).sum())} skips, {int(is_held.sum())} held out, "
         f"{int((group[:, 0] == group[:, 1]).sum())} within a group; {count} in all"
     )
+    if answers.num_asked:
+        say(f"{answers.num_asked} questions asked, {answers.num_invalid} answers invalid")
+    report_agreement(found, store, say)
+
+
+def report_agreement(found: Agreement, store: Path, say: Say) -> None:
+    """Say it, and keep it as JSON beside the store."""
+    for line in describe_agreement(found):
+        say(line)
+    write_agreement(found, store.with_suffix(".agreement.json"))
 
 
 def reward(
@@ -113,7 +134,8 @@ def evaluate_policy(config: RunConfig, folder: Path, to: Path | None, say: Say) 
     env = build_env(config.env)
     try:
         policy = load_folder(folder, config, env.spec)
-        result = evaluate(policy, env, split=Split.TEST, episodes=config.evaluate.episodes)
+        rollouts = LocalRollouts(policy, env, act_batch=config.loop.act_batch)
+        result = evaluate(rollouts, split=Split.TEST, episodes=config.evaluate.episodes)
     finally:
         env.close()
     say(

@@ -208,6 +208,9 @@ class AsleepWhileLearning:
     def weights(self, *, averaged: bool = False) -> Weights:
         return self._learner.weights(averaged=averaged)
 
+    def trained(self, *, averaged: bool) -> Weights:
+        return self._learner.trained(averaged=averaged)
+
     def state(self) -> Weights:
         return self._learner.state()
 

@@ -30,9 +30,8 @@ def trained(run: RunConfig, *, until_step: int, out: Path, resume: bool = False)
 
 def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What does not depend on time, or on who played."""
-    return [
-        {k: v for k, v in line.items() if not k.startswith(("time/", "minutes", "jax/", "stored/"))} for line in lines
-    ]
+    timed = ("time/", "minutes", "jax/", "stored/", "idle/", "sync/")
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 
 def begin(work: Work, name: str) -> RolloutDuty:

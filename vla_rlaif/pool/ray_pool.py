@@ -25,6 +25,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from vla_rlaif.envs.egl_devices import egl_device
 from vla_rlaif.pool.board import Board, Entry
 from vla_rlaif.pool.observe import Heard
 from vla_rlaif.pool.replica import Answer, Claim, Order, Replica, Status
@@ -50,6 +51,8 @@ class ReplicaActor:
         if kind != "serve":
             os.nice(NICE)
         ids = tuple(int(i) for i in ray.get_gpu_ids())
+        if ids and (device := egl_device(str(ids[0]))) is not None:
+            os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
         self._replica = Replica(claim, duty_of(kind, claim, work, address), work.audit, ids)
 
     def apply(self, token: int, order: Order) -> Answer:

@@ -136,7 +136,9 @@ class RolloutDuty:
         size, rounds = self._run.algorithm.group_size, 1 + self._run.loop.max_refills
         starts = train_starts(self._run.seed, (committed.step + lane.round) * rounds, num_groups(self._run), size)
         rows = np.arange(lane.group * size, (lane.group + 1) * size)
-        episodes = rollout(self._policy, self._env, take_starts(starts, rows), seed=self._run.seed)
+        starts = take_starts(starts, rows)
+        batch = self._run.loop.act_batch
+        episodes = rollout(self._policy, self._env, starts, seed=self._run.seed, act_batch=batch)
         self._store.append(lane.name, episodes)
         self._groups += 1
 

@@ -28,7 +28,7 @@ def main(order: Path) -> None:
     from vla_rlaif.config import RunConfig, validate_again
     from vla_rlaif.metrics import MetricsLog
     from vla_rlaif.pool.committed import verify_newest
-    from vla_rlaif.run import start_policy
+    from vla_rlaif.start import start_policy
     from vla_rlaif.train import train
 
     data = json.loads(order.read_text())
