@@ -47,6 +47,22 @@ TABLETOP = {
 }
 
 
+WITHOUT_TORCH = """
+import importlib.util, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find_spec(name, package)
+sys.meta_path.insert(0, Absent())
+from vla_rlaif.cli import main
+main()
+"""
+
+
 @dataclass(frozen=True)
 class Outcome:
     code: int
@@ -233,7 +249,7 @@ def test_doctor_answers():
 
 
 def test_a_reader_that_has_seen_enough_is_no_fault(point):
-    code = "import sys; print('begun', flush=True); from vla_rlaif.cli import main; main()"
+    code = "import sys; sys.stdout.write('x'); sys.stdout.flush(); from vla_rlaif.cli import main; main()"
     command = [sys.executable, "-c", code, "plan", str(point)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -254,8 +270,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault(point):
 )
 def test_a_missing_extra_is_named_with_its_remedy(point, finished, tmp_path, verb, words):
     rest = ["--out", str(tmp_path / "run")] if verb == "train" else ["--policy", str(finished[1] / "best")]
-    code = "import sys; sys.modules['torch'] = None; from vla_rlaif.cli import main; main()"
-    command = [sys.executable, "-c", code, verb, str(point), *rest]
+    command = [sys.executable, "-c", WITHOUT_TORCH, verb, str(point), *rest]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and words in done.stderr
     assert "pip install -c constraints.txt -e '.[torch]'" in done.stderr and "Traceback" not in done.stderr

@@ -104,13 +104,14 @@ class JudgeServer:
                     outer._now += 1
                     outer.most_at_once = max(outer.most_at_once, outer._now)
                 try:
-                    self._send(outer.behaviour(body, number))
+                    reply = outer.behaviour(body, number)
+                    time.sleep(reply.delay_s)
                 finally:
-                    with outer._lock:
+                    with outer._lock:  # before the answer leaves: the client may ask again at once
                         outer._now -= 1
+                self._send(reply)
 
             def _send(self, reply: Reply) -> None:
-                time.sleep(reply.delay_s)
                 try:
                     self.send_response(reply.status)
                     for name, value in reply.headers.items():
