@@ -29,7 +29,7 @@ import tyro
 from vla_rlaif.build import build_env
 from vla_rlaif.env_config import EnvConfig, GymnasiumConfig, MetaWorldConfig, TabletopConfig
 
-ENDLESS = 480  # env steps: few episodes end while the clock runs
+ENDLESS = 240  # env steps: no episode ends while the clock runs (PushT's limit is 300)
 
 
 @dataclass(frozen=True, kw_only=True)

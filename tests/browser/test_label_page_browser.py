@@ -145,6 +145,7 @@ def test_playing_pausing_scrubbing_speed_loop_and_cameras(server, page_in):
 
 def test_a_reload_and_a_restart_go_on(server, page_in, data):
     page = page_in()
+    page.expected.extend(["WebSocket connection", "net::ERR_"])  # the browser's own words that the server is away
     enter(page, server)
     press(page, "ArrowLeft")
     shown = sides(page)
@@ -152,13 +153,11 @@ def test_a_reload_and_a_restart_go_on(server, page_in, data):
     assert sides(page) == shown and count(page) == "1 of 12 pairs"
     server.stop()
     page.wait_for_selector("#banner:not([hidden])")
-    page.errors.clear()  # the browser's own word that the connection was refused
     page.keyboard.press("ArrowLeft")
     server.start()
     page.wait_for_selector("#banner", state="hidden")
     until(page, "state.progress.done === 1")
     press(page, "ArrowRight")
-    page.errors.clear()
     assert [r.p_first for r in records(data)] == [1.0, 0.0]
 
 
@@ -218,19 +217,19 @@ def test_a_clip_that_cannot_be_read_is_said_and_skipped(server, page_in, data):
     shard = data / "episodes-00000.npz"
     shard.write_bytes(shard.read_bytes()[:3000])
     page = page_in()
+    page.expected.append("status of 500")
     enter(page, server)
     page.wait_for_selector(".view .problem")
     assert "damaged or missing" in page.locator(".view .problem").first.inner_text()
     press(page, "s")
     page.wait_for_selector(".view .problem")
-    page.errors.clear()  # 500 is on the console
 
 
 def test_without_the_token_there_is_nothing(server, page_in):
     page = page_in()
+    page.expected.append("status of 403")
     response = page.goto(f"http://127.0.0.1:{server.port}/")
     assert response.status == 403 and "with its token" in page.content()
-    page.errors.clear()
 
 
 OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => e.getClientRects().length
