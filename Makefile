@@ -44,7 +44,8 @@ system:
 # Headless Chromium for the tests of pages (tests/browser). Installed where we may; otherwise those tests are skipped.
 browser:
 	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		apt-get update -q && apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core; \
+		apt-get update -q && apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core \
+			|| echo "No Chromium: the tests of pages will be skipped."; \
 	fi
 
 # The original Octo's reader, to check that it loads what we write:
