@@ -115,12 +115,12 @@ async def test_a_robot_that_sends_nothing_but_nonsense_is_shown_the_door():
 
 
 async def test_a_flood_of_tiny_messages_takes_turns_with_the_others(peers):
-    """A hundred thousand messages arrive at once; without turns they would be read in one go."""
+    """Three hundred thousand messages arrive at once; without turns they would be read in one go."""
     async with serving() as server, robot(server) as good:
         peer = await peers.open(server)
         message = frame(2, pack({"reset": True}))
-        flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, message * 100_000))
-        assert await asks_on(good) < PROMPT_S
+        flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(peer, message * 300_000))
+        assert await asks_on(good) < 3 * PROMPT_S  # with slack: both cores may be busy
         flood.cancel()
 
 
