@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.envs.arguments import check_chunk, check_seeds
 from vla_rlaif.envs.joined import joined
 from vla_rlaif.step_metrics import WatchedEnv
 from vla_rlaif.types import EnvSpec, Transition
@@ -75,20 +76,11 @@ class Halves:
         return dict(total)
 
     def reset(self, seeds: Int[np.ndarray, " N"]) -> Transition:
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} members; give one each.")
-        if np.any(seeds < 0):
-            raise ValueError(f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
+        check_seeds(seeds, self.num_envs)
         return self._joined(lambda env, rows: env.reset(seeds[rows]))
 
     def step(self, action: Float[np.ndarray, "N H A"]) -> Transition:
-        if len(action) != self.num_envs:
-            raise ValueError(
-                f"The action has shape {np.shape(action)}; wanted ({self.num_envs}, H >= 1, {self.spec.action_dim})."
-            )
-        bad = np.flatnonzero(~np.isfinite(action).reshape(self.num_envs, -1).all(axis=1) & ~self._done)
-        if len(bad):  # named as members of the whole
-            raise ValueError(f"The actions of live members {bad.tolist()} are not finite.")
+        check_chunk(action, self._done, self.spec.action_dim)  # here, where members are those of the whole
         return self._joined(lambda env, rows: env.step(action[rows]))
 
     def expert(self) -> Float[np.ndarray, "N A"]:

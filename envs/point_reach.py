@@ -7,6 +7,7 @@ A unit action moves the point 0.25; components outside [-1, 1] are clipped.
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.envs.arguments import check_chunk
 from vla_rlaif.types import EnvSpec, Observation, Transition
 
 _INSTRUCTION = "reach the goal"
@@ -54,11 +55,7 @@ class PointReach:
     def step(self, action: Float[np.ndarray, "N H 2"]) -> Transition:
         if not self._is_started:
             raise ValueError("Call reset before step.")
-        if action.ndim != 3 or (action.shape[0], action.shape[2]) != (self._num_envs, 2) or action.shape[1] < 1:
-            raise ValueError(f"The action has shape {action.shape}; wanted ({self._num_envs}, H >= 1, 2).")
-        bad = np.flatnonzero(~np.isfinite(action).all(axis=(1, 2)) & ~self._done)
-        if len(bad):
-            raise ValueError(f"The actions of live members {bad.tolist()} are not finite.")
+        check_chunk(action, self._done, 2)
         executed = np.zeros(self._num_envs, int)
         for h in range(action.shape[1]):
             live = ~self._done

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.envs.arguments import check_chunk, check_seeds
 from vla_rlaif.envs.shared_arrays import SharedArrays
 from vla_rlaif.envs.single import SingleSpec
 from vla_rlaif.envs.worker_process import WorkerFault, WorkerProcess, WorkerSpec, answers
@@ -107,10 +108,7 @@ class ProcessVectorEnv:
         Raises RuntimeError if not one member could be reset: at once if an env raised, or after some tries in which all
         workers died or hung.
         """
-        if len(seeds) != self._num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self._num_envs} members; give one each.")
-        if np.any(seeds < 0):
-            raise ValueError(f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
+        check_seeds(seeds, self._num_envs)
         self._require_open()
         said = self._reset_all(seeds)
         sentences = self._spec.instructions
@@ -136,15 +134,10 @@ class ProcessVectorEnv:
         if not self._is_started:
             raise ValueError("Call reset before step.")
         self._require_open()
-        shape, dims = np.shape(action), self._spec.action_dim
-        if not (len(shape) == 3 and (shape[0], shape[2]) == (self._num_envs, dims) and shape[1] >= 1):
-            raise ValueError(f"The action has shape {shape}; wanted ({self._num_envs}, H >= 1, {dims}).")
         a = self._arrays
+        check_chunk(action, a.done, self._spec.action_dim)
         live = np.flatnonzero(~a.done)
-        bad = live[~np.isfinite(action[live]).all(axis=(1, 2))]
-        if len(bad):
-            raise ValueError(f"The actions of live members {bad.tolist()} are not finite.")
-        length = min(shape[1], a.action.shape[1])  # no episode lasts longer
+        length = min(action.shape[1], a.action.shape[1])  # no episode lasts longer
         a.action[live, :length] = np.clip(action[live, :length], -1, 1)
         a.executed[:] = 0
         for i, sentence in self._request("step", dict.fromkeys(live.tolist(), length)).items():

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.envs.arguments import check_chunk, check_seeds
 from vla_rlaif.envs.randomization import UNCHANGED
 from vla_rlaif.envs.tabletop import rotations
 from vla_rlaif.envs.tabletop.expert import expert_action
@@ -107,8 +108,7 @@ class Tabletop:
 
     def reset(self, seeds: Int[np.ndarray, " N"]) -> Transition:
         """Start episodes. Equal seeds give bit-identical states and images."""
-        _require(len(seeds) == self._num_envs, f"{len(seeds)} seeds for {self._num_envs} members; give one each.")
-        _require(bool(np.all(seeds >= 0)), f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
+        check_seeds(seeds, self._num_envs)
         start = time.perf_counter()
         self._clear(self._num_envs)
         self._variation.apply(np.arange(self._num_envs), seeds.tolist())
@@ -123,7 +123,8 @@ class Tabletop:
     def step(self, action: Float[np.ndarray, "N H 7"]) -> Transition:
         """Execute a chunk of any length. Members that finish inside it are frozen there, in state and images."""
         _require(self._is_started, "Call reset before step.")
-        action = self._checked(action)
+        check_chunk(action, self._done, ACTION_DIM)
+        action = np.clip(np.asarray(action, np.float64), -1, 1)
         live_before = np.flatnonzero(~self._done)
         executed = np.zeros(self._num_envs, int)
         start = time.perf_counter()
@@ -197,14 +198,6 @@ class Tabletop:
         self._initial_distance = np.ones(n)
         self._done, self._valid = np.ones(n, bool), np.ones(n, bool)  # done: nothing runs before reset
         self._success, self._truncated = np.zeros(n, bool), np.zeros(n, bool)
-
-    def _checked(self, action: Float[np.ndarray, "N H A"]) -> Float[np.ndarray, "N H A"]:
-        shape = np.shape(action)
-        is_chunk = len(shape) == 3 and (shape[0], shape[2]) == (self._num_envs, ACTION_DIM) and shape[1] >= 1
-        _require(is_chunk, f"The action has shape {shape}; wanted ({self._num_envs}, H >= 1, {ACTION_DIM}).")
-        bad = np.flatnonzero(~np.isfinite(action).all(axis=(1, 2)) & ~self._done)
-        _require(not len(bad), f"The actions of live members {bad.tolist()} are not finite.")
-        return np.clip(np.asarray(action, np.float64), -1, 1)
 
     def _judge(self, live: Int[np.ndarray, " L"], broken: np.ndarray) -> None:
         self._num_steps[live] += 1

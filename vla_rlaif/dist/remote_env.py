@@ -19,6 +19,7 @@ from vla_rlaif.dist.answers import WorkerError, WorkerFailure, WorkerLate, answe
 from vla_rlaif.dist.cluster import Cluster, WorkerGroup
 from vla_rlaif.dist.env_worker import EnvAnswer, EnvHello, EnvWorker, make_env_worker
 from vla_rlaif.env_config import EnvConfig, ProcessEnvConfig, TabletopConfig
+from vla_rlaif.envs.arguments import check_chunk, check_seeds
 from vla_rlaif.envs.halves import Halves
 from vla_rlaif.envs.joined import joined, lost, merged, untouched
 from vla_rlaif.types import EnvSpec, Transition
@@ -104,10 +105,7 @@ class RemoteVectorEnv:
 
         Raises RuntimeError if not one member could be reset, WorkerFailure if a worker cannot be replaced.
         """
-        if len(seeds) != self._num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self._num_envs} members; give one each.")
-        if np.any(seeds < 0):
-            raise ValueError(f"Seeds must not be negative; the smallest is {np.min(seeds)}.")
+        check_seeds(seeds, self._num_envs)
         self._require_open()
         self._revive()
         spec, parts = self._hello.spec, list(range(len(self._rows)))
@@ -123,13 +121,7 @@ class RemoteVectorEnv:
         if not self._parts:
             raise ValueError("Call reset before step.")
         self._require_open()
-        shape, dims = np.shape(action), self.spec.action_dim
-        if not (len(shape) == 3 and (shape[0], shape[2]) == (self._num_envs, dims) and shape[1] >= 1):
-            raise ValueError(f"The action has shape {shape}; wanted ({self._num_envs}, H >= 1, {dims}).")
-        done = np.concatenate([part.done for part in self._parts])
-        bad = np.flatnonzero(~np.isfinite(action).all(axis=(1, 2)) & ~done)
-        if len(bad):
-            raise ValueError(f"The actions of live members {bad.tolist()} are not finite.")
+        check_chunk(action, np.concatenate([part.done for part in self._parts]), self.spec.action_dim)
         live = [k for k, part in enumerate(self._parts) if not part.done.all()]
         self._parts = [replace(part, executed=np.zeros_like(part.executed)) for part in self._parts]
         self._ask(live, [partial(EnvWorker.step, action=action[self._rows[k]]) for k in live], "a chunk")
