@@ -32,26 +32,26 @@ class WorkerRollouts:
 
     def __init__(self, group: WorkerGroup[RolloutWorker], settings: CrewSettings) -> None:
         self._group, self._settings = group, settings
-        self._stage = answers([group.rank0(RolloutWorker.stage)], settings.work_s, "saying what it plays on")[0]
+        self._spec = answers([group.rank0(RolloutWorker.spec)], settings.work_s, "saying what it plays on")[0]
         self._sync: CatchUp | None = None
         self._given: tuple[Weights, int] | None = None
         self._holders: set[tuple[str, int]] = set()  # incarnations that have taken what was given
         self._crew = Crew(group, settings, bring_up=self._bring_up, is_fit=self._is_fit)
-        self._seconds = dict.fromkeys(self._stage.timed, 0.0)
-        self._env_faults = Counter(dict.fromkeys(self._stage.watched, 0))
+        self._seconds = dict.fromkeys(self._spec.timed, 0.0)
+        self._env_faults = Counter(dict.fromkeys(self._spec.watched, 0))
         self._diagnostics: list[Mapping[str, float]] = []
 
     @property
     def spec(self) -> EnvSpec:
-        return self._stage.spec
+        return self._spec.spec
 
     @property
     def num_envs(self) -> int:
-        return self._stage.num_envs * len(self._group.handles)
+        return self._spec.num_envs * len(self._group.handles)
 
     @property
     def window(self) -> int:
-        return self._stage.window
+        return self._spec.window
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -89,7 +89,7 @@ class WorkerRollouts:
                 self._holders.add((handle.name, handle.incarnation))
 
     def play(self, starts: Starts, *, seed: int, noise_scale: float = 1.0) -> Played:
-        pieces = [take_starts(starts, rows) for rows in _pieces(starts, self._stage.num_envs)]
+        pieces = [take_starts(starts, rows) for rows in _pieces(starts, self._spec.num_envs)]
         works = [partial(RolloutWorker.play, starts=piece, seed=seed, noise_scale=noise_scale) for piece in pieces]
         found = self._crew.deal(works, "playing", again=False)
         parts = [one for one in found if not isinstance(one, WorkerFailure)]

@@ -15,13 +15,12 @@ from vla_rlaif.dist.staging import Receiver
 from vla_rlaif.interfaces import Policy, ReferenceModel, RewardModel, VectorEnv
 from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData
 from vla_rlaif.preferences.refresh import FittableReward
-from vla_rlaif.rollout import rollout
-from vla_rlaif.step_metrics import TimedEnv, WatchedEnv, policy_metrics
+from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.types import EnvSpec, Episodes, Observation, Starts, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class RolloutSpec:
     """What a rollout worker plays on."""
 
     spec: EnvSpec
@@ -49,30 +48,30 @@ class RolloutWorker:
         self, name: str, policy: Policy, env: VectorEnv, *, act_batch: int | None, layout: Layout | None = None
     ) -> None:
         """``layout``: of the policy's weights; those of another model are then refused before they are sent."""
-        self._name, self._policy, self._env, self._act_batch = name, policy, env, act_batch
+        self._name, self._policy = name, policy
+        self._rollouts = LocalRollouts(policy, env, act_batch=act_batch)
         self.receiver = Receiver(policy.load, expected=layout)
 
-    def stage(self) -> Stage:
-        return Stage(
-            spec=self._env.spec,
-            num_envs=self._env.num_envs,
-            window=self._policy.window,
-            timed=tuple(_seconds(self._env)),
-            watched=tuple(_faults(self._env)),
+    def spec(self) -> RolloutSpec:
+        return RolloutSpec(
+            spec=self._rollouts.spec,
+            num_envs=self._rollouts.num_envs,
+            window=self._rollouts.window,
+            timed=tuple(self._rollouts.seconds),
+            watched=tuple(self._rollouts.faults),
         )
 
     def play(self, starts: Starts, *, seed: int, noise_scale: float) -> PlayedPart:
         self.receiver.adopt()
-        seconds, faults = _seconds(self._env), _faults(self._env)
-        episodes = rollout(
-            self._policy, self._env, starts, seed=seed, noise_scale=noise_scale, act_batch=self._act_batch
-        )
+        seconds, faults = dict(self._rollouts.seconds), dict(self._rollouts.faults)
+        episodes = self._rollouts.play(starts, seed=seed, noise_scale=noise_scale).episodes
+        assert episodes is not None, "nothing is lost in one process"
         return PlayedPart(
             worker=self._name,
             episodes=episodes,
-            seconds={part: s - seconds[part] for part, s in _seconds(self._env).items()},
-            faults={kind: n - faults[kind] for kind, n in _faults(self._env).items()},
-            diagnostics=policy_metrics(self._policy),
+            seconds={part: s - seconds[part] for part, s in self._rollouts.seconds.items()},
+            faults={kind: n - faults[kind] for kind, n in self._rollouts.faults.items()},
+            diagnostics=self._rollouts.diagnostics(),
         )
 
     def load(self, weights: Weights, version: int) -> None:
@@ -129,14 +128,6 @@ class ReferenceWorker:
         self, obs: Observation, trace: Mapping[str, np.ndarray], executed: Int[np.ndarray, " B"]
     ) -> Float[np.ndarray, "B S D"]:
         return self._reference.means(obs, trace, executed)
-
-
-def _seconds(env: VectorEnv) -> dict[str, float]:
-    return dict(env.seconds) if isinstance(env, TimedEnv) else {}
-
-
-def _faults(env: VectorEnv) -> dict[str, int]:
-    return dict(env.faults) if isinstance(env, WatchedEnv) else {}
 
 
 def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
