@@ -47,22 +47,6 @@ TABLETOP = {
 }
 
 
-WITHOUT_TORCH = """
-import importlib.util, sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-find_spec = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find_spec(name, package)
-sys.meta_path.insert(0, Absent())
-from vla_rlaif.cli import main
-main()
-"""
-
-
 @dataclass(frozen=True)
 class Outcome:
     code: int
@@ -248,33 +232,7 @@ def test_doctor_answers():
     assert done.code in (0, 1) and "rendering ray: works" in done.out and not done.err
 
 
-def test_a_reader_that_has_seen_enough_is_no_fault(point):
-    code = "import sys; sys.stdout.write('x'); sys.stdout.flush(); from vla_rlaif.cli import main; main()"
-    command = [sys.executable, "-c", code, "plan", str(point)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.stderr.read() == b""
-
-
 # Mistakes
-
-
-@pytest.mark.parametrize(
-    ("verb", "words"),
-    [
-        ("train", "policy.type gaussian needs the extra torch: torch not installed"),
-        ("evaluate", "this needs the package torch, which is not installed"),
-    ],
-)
-def test_a_missing_extra_is_named_with_its_remedy(point, finished, tmp_path, verb, words):
-    rest = ["--out", str(tmp_path / "run")] if verb == "train" else ["--policy", str(finished[1] / "best")]
-    command = [sys.executable, "-c", WITHOUT_TORCH, verb, str(point), *rest]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and words in done.stderr
-    assert "pip install -c constraints.txt -e '.[torch]'" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_verb_lists_the_verbs():

@@ -34,13 +34,6 @@ from vla_rlaif.dist.thread_cluster import ThreadCluster
 from vla_rlaif.dist.weight_sync import GroupSync
 
 
-@pytest.fixture
-def cluster() -> Iterator[ThreadCluster]:
-    cluster = ThreadCluster(suspect_s=100.0, dead_s=200.0, max_restarts=1000)
-    yield cluster
-    cluster.close()
-
-
 @pytest.mark.parametrize("receivers", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_size_of_the_pools(cluster, tmp_path, ranks, receivers):

@@ -33,13 +33,6 @@ from vla_rlaif.dist.thread_cluster import ThreadCluster
 from vla_rlaif.dist.weight_sync import GroupSync
 
 
-@pytest.fixture
-def cluster() -> Iterator[ThreadCluster]:
-    cluster = ThreadCluster(suspect_s=100.0, dead_s=200.0, max_restarts=1000)
-    yield cluster
-    cluster.close()
-
-
 def test_a_learner_that_fails_is_the_callers_error(cluster, tmp_path):
     learners = cluster.start("learner", make_learner, 1)
     actors = cluster.start("rollout", make_actor, 1)
