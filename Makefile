@@ -9,7 +9,7 @@ FILES := pyproject.toml constraints.txt
 UPSTREAM ?= .venv-octo-upstream
 VLLM ?= .venv-vllm
 
-.PHONY: align test lint clean system browser env-octo-upstream env-openpi env-libero env-vllm test-vllm test-warp
+.PHONY: align test docs lint clean system browser env-octo-upstream env-openpi env-libero env-vllm test-vllm test-warp
 
 # The whole loop: demonstrations, start policy, preference labels, reward model, GRPO, evaluation, report.
 align: $(VENV)/.align
@@ -24,6 +24,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# The site, in build/site: every notebook is run first, at its own size (some minutes). Open build/site/index.html through
+# `python -m http.server -d build/site`.
+docs: $(VENV)/.test
+	$(BIN)/python docs/notebook_pages.py --to build/notebooks
+	$(BIN)/mkdocs build --strict
 
 $(VENV)/.align: $(FILES) | system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

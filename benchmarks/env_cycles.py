@@ -34,6 +34,8 @@ class Options:
     workers: int = 2
     max_steps: int = 4
     """Env steps of an episode."""
+    draw: bool = True
+    """Without, no OpenGL context is made; of Meta-World and PushT."""
     growth: float = 1.0
     """MB that memory may grow over 1,000 episodes or cycles, after the first tenth of them."""
     interpreter: Path | None = None
@@ -116,12 +118,13 @@ def config_of(options: Options, num_envs: int) -> EnvConfig:
         return TabletopConfig(task="push", num_envs=num_envs, chunk=steps, max_steps=steps)
     processes = {"num_envs": num_envs, "workers": options.workers, "chunk": steps, "max_steps": steps}
     if options.suite == "metaworld":
-        return MetaWorldConfig.model_validate(processes)
+        blind = {} if options.draw else {"observation": "full", "cameras": ()}
+        return MetaWorldConfig.model_validate(processes | blind)
     if options.suite == "libero":
         return LiberoConfig.model_validate(processes | {"interpreter": options.interpreter, "image_size": 64})
     pusht = {
         "factory": "vla_rlaif.envs.pusht:make_env",
-        "cameras": {"top": "render"},
+        "cameras": {"top": "render"} if options.draw else {},
         "state": ("agent_pos",),
         "instructions": ("push the block onto the target",),
         "image_size": 96,

@@ -1,23 +1,29 @@
 """How fast each suite's environments step with images: ours, gymnasium's vector envs, LeRobot's, and the bare floor.
 
 Ours executes a chunk and draws once at its end, the others draw at every step, as their interfaces want; "ours, chunk
-1" draws at every step too. The floor is the suite's own physics steps and one image a chunk in one thread, times the
-number of cores: no observations, rewards or Python around them. "suite's step" is the suite's whole step in its place,
-which nobody can do without: it is what tells success. LeRobot's Meta-World draws 480 pixels whatever is asked for.
+1" draws at every step too. The floor is the suite's own physics steps and one image a chunk: no observations, rewards
+or Python around them, but moved by random actions as all the others are. "suite's step" is the suite's whole step in
+its place, which nobody can do without: it is what tells success. Both are measured in one process, times the number of
+cores, which assumes that the other cores are as fast at the same time, and in a process a core, which finds it out.
+LeRobot's Meta-World draws 480 pixels whatever is asked for.
 
 Sides take turns, so that a change of load meets them all; medians, and medians of ratios of neighbours, are reported.
+CPU milliseconds, of all processes of a side, do not count other people's load: ratios of them hold on a busy machine.
 
     python benchmarks/envs.py --suite metaworld --out envs.json
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +31,10 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import tyro
+from env_floors import ENDLESS, floor_rate, metaworld_floor, pusht_floor, start_floor, tabletop_floor
 
 from vla_rlaif.build import build_env
 from vla_rlaif.env_config import EnvConfig, GymnasiumConfig, MetaWorldConfig, TabletopConfig
-
-ENDLESS = 240  # env steps: no episode ends while the clock runs (PushT's limit is 300)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,31 +54,72 @@ class Options:
     """Where to write all samples as JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    rate: float  # env steps a second
+    cpu_ms: float  # of all processes, an env step
+
+
+class Clock:
+    """Wall and CPU seconds since it was made, without what ``paused`` spans."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = -time.perf_counter(), -cpu_seconds()
+
+    @property
+    def wall(self) -> float:
+        return self._wall + time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        yield
+        self._wall -= time.perf_counter() - wall
+        self._cpu -= cpu_seconds() - cpu
+
+    def sample(self, env_steps: int) -> Sample:
+        return Sample(rate=env_steps / self.wall, cpu_ms=1000 * (self._cpu + cpu_seconds()) / env_steps)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children."""
+    me, ticks = os.getpid(), 0
+    for child in Path(f"/proc/self/task/{me}/children").read_text().split():
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def main(options: Options) -> None:
     sides = build_sides(options)
     for side in sides.values():
         next(side)  # warm up
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    samples: dict[str, list[Sample]] = {name: [] for name in sides}
     for _ in range(options.repetitions):
         for name, side in sides.items():
             samples[name].append(next(side))
     for side in sides.values():
         side.close()  # pyright: ignore[reportAttributeAccessIssue] (all are generators)
     print(f"{options.suite}, images of {options.image_size} px, chunk {options.chunk}, {options.cores} cores")
-    ours = samples["ours"]
     report = {}
-    for name, rates in samples.items():
-        ratio = statistics.median(a / b for a, b in zip(ours, rates, strict=True))
-        report[name] = {"env_steps_per_s": statistics.median(rates), "ours / this": ratio}
-        print(f"{name:24}{report[name]['env_steps_per_s']:9.0f} steps/s   ours / this {ratio:6.2f}")
+    for name, these in samples.items():
+        pairs = [(ours, this) for ours, this in zip(samples["ours"], these, strict=True)]
+        rate, cpu_ms = (statistics.median(getattr(s, figure) for s in these) for figure in ("rate", "cpu_ms"))
+        faster = statistics.median(ours.rate / this.rate for ours, this in pairs)
+        cheaper = statistics.median(this.cpu_ms / ours.cpu_ms for ours, this in pairs)
+        report[name] = {"env_steps_per_s": rate, "cpu_ms": cpu_ms, "ours / this": faster, "CPU, this / ours": cheaper}
+        print(
+            f"{name:24}{rate:8.0f} steps/s, ours / this {faster:6.2f};{cpu_ms:7.2f} CPU ms, this / ours {cheaper:6.2f}"
+        )
     if options.out is not None:
         machine = {"platform": platform.platform(), "load": os.getloadavg()}
-        whole = {"options": asdict(options), "machine": machine, "report": report, "samples": samples}
+        whole = {"options": asdict(options), "machine": machine, "report": report}
+        whole |= {"samples": {name: [asdict(one) for one in these] for name, these in samples.items()}}
         options.out.write_text(json.dumps(whole, indent=1, default=str))
 
 
-def build_sides(options: Options) -> dict[str, Iterator[float]]:
-    """Generators that play for ``options.seconds`` and yield env steps a second each time."""
+def build_sides(options: Options) -> dict[str, Iterator[Sample]]:
+    """Generators that play for ``options.seconds`` each time."""
     make_single = {"tabletop": tabletop_single, "metaworld": metaworld_single, "pusht": pusht_single}[options.suite]
     single = functools.partial(make_single, options.image_size)
     sides = {"gymnasium, async": gymnasium_side(options, single, is_async=True)}
@@ -85,9 +131,12 @@ def build_sides(options: Options) -> dict[str, Iterator[float]]:
     sides["ours"] = our_side(options, our_config(options, options.chunk))
     sides["ours, chunk 1"] = our_side(options, our_config(options, 1))
     make_floor = {"tabletop": tabletop_floor, "metaworld": metaworld_floor, "pusht": pusht_floor}[options.suite]
-    sides["floor x cores"] = floor_side(options, make_floor(options))
+    floors = {"floor": functools.partial(make_floor, options.image_size, options.chunk)}
     if options.suite != "tabletop":  # its step is ours
-        sides["suite's step x cores"] = floor_side(options, make_floor(options, whole_step=True))
+        floors["suite's step"] = functools.partial(floors["floor"], whole_step=True)
+    for name, make in floors.items():
+        sides[f"{name} x cores"] = floor_side(options, make, num_processes=1)
+        sides[f"{name}, all cores"] = floor_side(options, make, num_processes=options.cores)
     return sides
 
 
@@ -109,27 +158,27 @@ def our_config(options: Options, chunk: int) -> EnvConfig:
     )
 
 
-def our_side(options: Options, config: EnvConfig) -> Iterator[float]:
+def our_side(options: Options, config: EnvConfig) -> Iterator[Sample]:
     env = build_env(config)
     rng, round_ = np.random.default_rng(0), 0
     shape = (env.num_envs, env.spec.chunk, env.spec.action_dim)
     now = env.reset(np.arange(env.num_envs))
     try:
         while True:
-            executed, begun, away = 0, time.perf_counter(), 0.0
-            while (spent := time.perf_counter() - begun - away) < options.seconds:
+            executed, clock = 0, Clock()
+            while clock.wall < options.seconds:
                 if now.done.all():  # resetting is nobody's step
-                    round_, start = round_ + 1, time.perf_counter()
-                    now = env.reset(round_ * env.num_envs + np.arange(env.num_envs))
-                    away += time.perf_counter() - start
+                    round_ += 1
+                    with clock.paused():
+                        now = env.reset(round_ * env.num_envs + np.arange(env.num_envs))
                 now = env.step(rng.uniform(-1, 1, shape))
                 executed += int(now.executed.sum())
-            yield executed / spent
+            yield clock.sample(executed)
     finally:
         env.close()
 
 
-def gymnasium_side(options: Options, make: Callable[[], gymnasium.Env], *, is_async: bool) -> Iterator[float]:
+def gymnasium_side(options: Options, make: Callable[[], gymnasium.Env], *, is_async: bool) -> Iterator[Sample]:
     makers = [make] * options.others
     mode = gymnasium.vector.AutoresetMode.DISABLED
     env: gymnasium.vector.VectorEnv
@@ -142,27 +191,31 @@ def gymnasium_side(options: Options, make: Callable[[], gymnasium.Env], *, is_as
     rng, steps = np.random.default_rng(0), 0
     try:
         while True:
-            played, begun, away = 0, time.perf_counter(), 0.0
-            while (spent := time.perf_counter() - begun - away) < options.seconds:
+            played, clock = 0, Clock()
+            while clock.wall < options.seconds:
                 steps += 1
                 if steps % ENDLESS == 0:
-                    start = time.perf_counter()
-                    env.reset(seed=list(range(steps, steps + options.others)))
-                    away += time.perf_counter() - start
+                    with clock.paused():
+                        env.reset(seed=list(range(steps, steps + options.others)))
                 env.step(rng.uniform(low, high, (options.others, len(low))).astype(np.float32))
                 played += options.others
-            yield played / spent
+            yield clock.sample(played)
     finally:
         env.close()
 
 
-def floor_side(options: Options, chunk_and_frame: Callable[[], None]) -> Iterator[float]:
-    while True:
-        chunks, begun = 0, time.perf_counter()
-        while (spent := time.perf_counter() - begun) < options.seconds:
-            chunk_and_frame()
-            chunks += 1
-        yield chunks * options.chunk / spent * options.cores
+def floor_side(options: Options, make: Callable[[], Callable[[], None]], *, num_processes: int) -> Iterator[Sample]:
+    """Processes that play the same floor at the same time, scaled to all cores."""
+    spawn = multiprocessing.get_context("spawn")
+    together = spawn.Barrier(num_processes)
+    with ProcessPoolExecutor(num_processes, spawn, initializer=start_floor, initargs=(make, together)) as pool:
+        while True:
+            calls = [pool.submit(floor_rate, options.seconds) for _ in range(num_processes)]
+            rates, cpu = zip(*(call.result() for call in calls), strict=True)
+            yield Sample(
+                rate=sum(rates) * options.chunk * options.cores / num_processes,
+                cpu_ms=1000 * statistics.mean(cpu) / options.chunk,
+            )
 
 
 class Framed(gymnasium.Wrapper):
@@ -216,77 +269,6 @@ def pusht_single(size: int) -> gymnasium.Env:
     return gymnasium.make(
         "gym_pusht/PushT-v0", obs_type="pixels_agent_pos", observation_width=size, observation_height=size
     )
-
-
-def tabletop_floor(options: Options) -> Callable[[], None]:
-    import mujoco
-
-    from vla_rlaif.envs.tabletop.gl_canvas import GLCanvas
-    from vla_rlaif.envs.tabletop.physics import SUBSTEPS
-    from vla_rlaif.envs.tabletop.scene import CAMERAS, load_model
-
-    model = load_model(options.image_size)
-    data, canvas = mujoco.MjData(model), GLCanvas(model, CAMERAS, options.image_size, "egl")
-    mujoco.mj_resetDataKeyframe(model, data, 0)
-    images = np.empty((len(CAMERAS), options.image_size, options.image_size, 3), np.uint8)
-    state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
-
-    def chunk_and_frame() -> None:
-        mujoco.mj_step(model, data, nstep=SUBSTEPS * options.chunk)
-        mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-        canvas.draw(state, images)
-
-    return chunk_and_frame
-
-
-def metaworld_floor(options: Options, *, whole_step: bool = False) -> Callable[[], None]:
-    import mujoco
-
-    from vla_rlaif.envs.metaworld import MetaWorldTask
-
-    task = MetaWorldTask(
-        tasks=("push-v3",),
-        cameras=("corner2",),
-        image_size=options.image_size,
-        renderer="egl",
-        fast_render=True,
-        randomize={},
-    )
-    task.reset(0)
-    env = task._env
-    env.max_path_length = 10**9
-    images = np.empty((1, options.image_size, options.image_size, 3), np.uint8)
-    still = np.zeros(4, np.float32)
-
-    def chunk_and_frame() -> None:
-        if whole_step:
-            for _ in range(options.chunk):
-                env.step(still)
-        else:
-            mujoco.mj_step(env.model, env.data, nstep=env.frame_skip * options.chunk)
-        task.render(images)
-
-    return chunk_and_frame
-
-
-def pusht_floor(options: Options, *, whole_step: bool = False) -> Callable[[], None]:
-    from vla_rlaif.envs.pusht import make_env
-
-    env = make_env(image_size=options.image_size)
-    env.reset(seed=0)
-    suite: Any = env.unwrapped
-    middle = np.array([256, 256], np.float32)
-
-    def chunk_and_frame() -> None:
-        if whole_step:
-            for _ in range(options.chunk):
-                suite.step(middle)
-        else:
-            for _ in range(10 * options.chunk):
-                suite.space.step(suite.dt)
-        env.render()
-
-    return chunk_and_frame
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ ENVIRONMENT = {
 }
 
 
-def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None, ranks: int = 1) -> dict[str, Any]:
     learned = {
         "type": "preference",
         "budget": 120,
@@ -60,7 +60,7 @@ def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None) -> 
             "address": address,
             "strategy": "spread",
             "roles": {
-                "learner": {"cpus": 1},
+                "learner": {"workers": ranks, "cpus": 1},
                 "rollout": {"workers": 2, "cpus": 1},
                 "reward": {"cpus": 1},
                 "reference": {"cpus": 1},

@@ -43,6 +43,7 @@ class Kind:
     is_exact: bool = False
     resumes: bool = False  # the run is gone, and is started again with --resume
     fails: bool = False  # the run must end with the user's traceback
+    ranks: int = 1  # of the learner; the undisturbed run has as many, for sums over ranks round differently
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +158,10 @@ def ends_node(run: Run) -> None:
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+PLAIN = {1: "none", 2: "none_ranks"}  # undisturbed runs by the number of ranks
 KINDS = {
     "none": Kind("nothing happens", lambda run: None, is_exact=True),
+    "none_ranks": Kind("nothing happens, two learner ranks", lambda run: None, is_exact=True, ranks=2),
     "env_killed": Kind("an env worker is killed", signals_env(KILL)),
     "env_frozen": Kind("an env worker freezes", signals_env(STOP)),
     "rollout_killed": Kind("a rollout worker is killed", signals("rollout-1", KILL)),
@@ -169,6 +172,7 @@ KINDS = {
     "reference_killed": Kind("the reference worker is killed", signals("reference-0", KILL), is_exact=True),
     "learner_killed": Kind("the learner is killed", signals("learner-0", KILL), is_exact=True),
     "learner_frozen": Kind("the learner freezes", signals("learner-0", STOP), is_exact=True),
+    "rank_killed": Kind("one of two learner ranks is killed", signals("learner-1", KILL), is_exact=True, ranks=2),
     "node_killed": Kind("a node dies", ends_node),
     "driver_killed": Kind(
         "the driver is killed, and resumed", lambda run: run.process.kill(), is_exact=True, resumes=True
@@ -179,7 +183,7 @@ KINDS = {
 @dataclass(frozen=True)
 class Options:
     runs: int = 60  # besides the undisturbed ones
-    kinds: tuple[str, ...] = tuple(name for name in KINDS if name != "none")  # in turns
+    kinds: tuple[str, ...] = tuple(name for name in KINDS if name not in PLAIN.values())  # in turns
     seeds: int = 3  # of the job; with each there is an undisturbed run, which the others are compared with
     seed: int = 0  # of the moments
     deadline_s: float = 300.0  # of a run: past it, it hangs
@@ -194,9 +198,11 @@ def main(options: Options) -> None:
     machine = Machine(work / "ray")
     results: list[Result] = []
     try:
-        plain = {seed: strike("none", seed, 0.0, machine, work, options, {}) for seed in range(options.seeds)}
+        needed = sorted({PLAIN[KINDS[name].ranks] for name in options.kinds})
+        keys = [(name, seed) for name in needed for seed in range(options.seeds)]
+        plain = {(name, seed): strike(name, seed, 0.0, machine, work, options, {}) for name, seed in keys}
         results += [result for result, _ in plain.values()]
-        lines = {seed: metrics for seed, (_, metrics) in plain.items()}
+        lines = {key: metrics for key, (_, metrics) in plain.items()}
         draw = random.Random(options.seed)
         for number in range(options.runs):
             kind = options.kinds[number % len(options.kinds)]
@@ -223,7 +229,7 @@ def strike(
     machine: Machine,
     work: Path,
     options: Options,
-    plain: Mapping[int, Sequence[Mapping[str, float]]],
+    plain: Mapping[tuple[str, int], Sequence[Mapping[str, float]]],
     *,
     number: int = -1,
 ) -> tuple[Result, list[dict[str, float]]]:
@@ -234,7 +240,7 @@ def strike(
     folder = work / (f"{number}-{name}" if number >= 0 else f"{name}-{seed}")
     if kind.strike is ends_node:
         machine.add_node()
-    run = Run(folder, job(seed, machine.address, reward=reward), options.deadline_s)
+    run = Run(folder, job(seed, machine.address, reward=reward, ranks=kind.ranks), options.deadline_s)
     run.node = machine.end_node
     at_step, problem = 0, ""
     try:
@@ -249,7 +255,7 @@ def strike(
             run.wait_until_alone()
             run.resume()
             code = run.end()
-        problem = judge(kind, run, code, plain.get(seed))
+        problem = judge(kind, run, code, plain.get((PLAIN[kind.ranks], seed)))
     except (TimeoutError, OSError, LookupError) as error:
         problem = f"{type(error).__name__}: {error}"
     finally:
@@ -301,14 +307,14 @@ def as_table(results: Sequence[Result]) -> str:
         "| what happens | runs | as it should be | groups lost | success after | undisturbed | longest step, s |",
         "|---|---|---|---|---|---|---|",
     ]
-    plain = {result.seed: result.success for result in results if result.kind == "none"}
+    plain = {(each.kind, each.seed): each.success for each in results if each.kind in PLAIN.values()}
     for name, kind in KINDS.items():
         mine = [result for result in results if result.kind == name]
         if not mine:
             continue
         fine = sum(result.is_ok for result in mine)
         ended = [result for result in mine if result.success == result.success]
-        known, same = [result.success for result in ended], [plain[result.seed] for result in ended]
+        known, same = [each.success for each in ended], [plain[PLAIN[kind.ranks], each.seed] for each in ended]
         low, high = wilson(round(sum(known) * TEST_EPISODES), len(known) * TEST_EPISODES) if known else (0.0, 0.0)
         success = f"{statistics.mean(known):.3f} [{low:.3f}, {high:.3f}]" if known else "-"
         slowest = max(result.slowest_step_s for result in mine)

@@ -81,7 +81,8 @@ def main(options: Options) -> None:
         vision_layers=options.vision_layers,
         patch_size=options.patch_size,
     )
-    write_tiny_judge(options.to / "random", env.spec, config=vlm, seed=options.seed)
+    frames = np.concatenate([clips.images[name].reshape(-1, *clips.images[name].shape[-3:]) for name in clips.images])
+    write_tiny_judge(options.to / "random", env.spec, frames=frames, config=vlm, seed=options.seed)
     begun = time.perf_counter()
     losses = teach(
         options.to / "random",

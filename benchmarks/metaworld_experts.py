@@ -43,7 +43,7 @@ def play(task: str, seed: int) -> tuple[bool, int]:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
     ours = MetaWorldTask(
-        tasks=(task,), cameras=("corner2",), image_size=16, renderer="egl", fast_render=True, randomize={}
+        tasks=(task,), observation="proprio", cameras=(), image_size=16, renderer="egl", fast_render=True, randomize={}
     )
     ours.reset(seed)
     kind = ALL_V3_ENVIRONMENTS[task]

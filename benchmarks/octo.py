@@ -23,7 +23,7 @@ import tyro
 from clock import Side, Time, matmuls, take_turns
 from flax.traverse_util import unflatten_dict
 
-from vla_rlaif.build import build_algorithm
+from vla_rlaif.build_algorithm import build_algorithm
 from vla_rlaif.config import RunConfig, load_config
 from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.jax_learner import JaxLearner
@@ -235,7 +235,7 @@ def update_side(config: RunConfig, tune: Tune, batch: int) -> Side:
     learner = config.learner.model_copy(update=settings)
     config = config.model_copy(update={"policy": tuned, "learner": learner})
     policy: Any = make_policy(config)
-    made = JaxLearner(policy, build_algorithm(config), learner)
+    made = JaxLearner(policy, build_algorithm(config, policy.spec), learner)
     decisions = recorded(policy, batch)
     cost = octo_cost(*parts(config))
     return Side(

@@ -2,7 +2,7 @@
 
     python benchmarks/overlap.py                             an env and a learner that sleep: the pipeline itself
     python benchmarks/overlap.py --kind real                 tabletop reach and a small Octo, in one process
-    python benchmarks/overlap.py --kind workers              the same, learner and rollouts each in a process of its own
+    python benchmarks/overlap.py --kind workers --staleness 1   the same, learner and rollouts in processes of their own
     python benchmarks/overlap.py --steps 30 --out overlap.json
 
 Runs the real `train()` sequentially and with steps played ahead, and reports means over the steps after the first

@@ -1,8 +1,9 @@
 """Meta-World's tasks as ``SingleEnv``: a sentence for each, fast images, the suite's experts, and snapshots.
 
 Numpy, mujoco and metaworld only (see single.py). An action is (move xyz, grip), each in [-1, 1]; a unit moves the
-target of the hand 1 cm, and grip 1 is closed. Proprioception is the hand's position (metres) and the opening of the
-gripper in [0, 1].
+target of the hand 1 cm, and grip 1 is closed. The state is the hand's position (metres) and the opening of the gripper
+in [0, 1]; with observation full it goes on with the suite's 35 others: position and quaternion of two objects, all 18
+numbers again as they were an env step ago, and the goal.
 
 A start state is drawn from the task's own distribution by the seed alone; with several tasks, seed modulo their number
 says which. ``restore`` brings back MuJoCo's state with the solver's warm start, what reset writes into the model, and
@@ -25,7 +26,8 @@ from vla_rlaif.envs.metaworld_tasks import SENTENCES
 from vla_rlaif.envs.randomization import ModelRandomizer
 from vla_rlaif.envs.single import Reading, SingleSpec
 
-ACTION_DIM, STATE_DIM = 4, 4
+ACTION_DIM = 4
+STATE_DIMS = {"proprio": 4, "full": 39}
 FPS = 80
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _LEROBOT = "lerobot"  # corner2 as LeRobot's datasets and checkpoints have it: moved
@@ -38,11 +40,13 @@ _BROKEN = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, m
 class MetaWorldTask:
     teaches = True
     _drawn: dict[tuple[str, ...], Cameras] = {}  # noqa: RUF012 (of this process: members of one task share a context)
+    _last_start: tuple[tuple[object, ...], str, dict[str, np.ndarray]] | None = None  # of this process, by any member
 
     def __init__(
         self,
         *,
         tasks: Sequence[str],
+        observation: str,
         cameras: Sequence[str],
         image_size: int,
         renderer: str,
@@ -55,7 +59,7 @@ class MetaWorldTask:
         self.spec = SingleSpec(
             cameras=tuple(cameras),
             image_size=image_size,
-            state_dim=STATE_DIM,
+            state_dim=STATE_DIMS[observation],
             action_dim=ACTION_DIM,
             instructions=tuple(SENTENCES[t] for t in tasks),
             fps=FPS,
@@ -66,10 +70,16 @@ class MetaWorldTask:
         self._suite: dict[str, Any] = {}  # SawyerXYZEnv by task, made when first played
         self._randomizers: dict[str, ModelRandomizer] = {}
         self._start(self._tasks[0])
-        self._cameras()  # a machine that cannot draw is found now
+        if cameras:
+            self._cameras()  # a machine that cannot draw is found now
 
     def reset(self, seed: int) -> Reading:
-        self._start(self._tasks[seed % len(self._tasks)])
+        """The suite's reset simulates hundreds of steps, so members of a group take over what the first one came to."""
+        task, last = self._tasks[seed % len(self._tasks)], MetaWorldTask._last_start
+        key = (task, seed, *sorted(self._strength.items()))
+        if last is not None and last[0] == key:
+            return self._put(task, last[1], {name: value.copy() for name, value in last[2].items()})
+        self._start(task)
         self._randomize(seed)
         env = self._env
         # The suite ignores the seed of reset(). It draws a start vector in every reset_model(), of which reset() calls
@@ -79,7 +89,9 @@ class MetaWorldTask:
         env.reset_model()
         env._freeze_rand_vec = True
         self._obs, _ = env.reset()
-        return self._reading(success=False, truth=0.0)
+        reading = self._reading(success=False, truth=0.0)
+        MetaWorldTask._last_start = key, self._rng(), {name: value.copy() for name, value in self._parts().items()}
+        return reading
 
     def step(self, action: np.ndarray) -> Reading:
         self._obs, reward, _, _, info = self._env.step(action.astype(np.float32))
@@ -89,6 +101,8 @@ class MetaWorldTask:
         return self._reading(success=success, truth=min(max(float(reward) / 10, -1.0), 1.0) + success)
 
     def render(self, images: np.ndarray) -> None:
+        if not self.spec.cameras:
+            return
         env = self._env
         # Reset moves bodies after its last forward pass. Only positions are computed, so the future stays the same.
         mujoco.mj_kinematics(env.model, env.data)
@@ -106,21 +120,25 @@ class MetaWorldTask:
 
     def fingerprint(self) -> bytes:
         rows = [f"{k}:{v.shape}:".encode() + v.tobytes() for k, v in sorted(self._parts().items())]
-        return b"\n".join([self._task.encode(), json.dumps(self._env.np_random.bit_generator.state).encode(), *rows])
+        return b"\n".join([self._task.encode(), self._rng().encode(), *rows])
 
     def snapshot(self) -> bytes:
         buffer = io.BytesIO()
-        rng = json.dumps(self._env.np_random.bit_generator.state)
-        np.savez(buffer, allow_pickle=False, task=np.array(self._task), rng=np.array(rng), **self._parts())
+        names = {"task": np.array(self._task), "rng": np.array(self._rng())}
+        np.savez(buffer, allow_pickle=False, **names, **self._parts())
         return buffer.getvalue()
 
     def restore(self, snapshot: bytes) -> Reading:
         with np.load(io.BytesIO(snapshot), allow_pickle=False) as saved:
             parts = {k: saved[k] for k in saved.files}
-        self._start(str(parts.pop("task")))
+        return self._put(str(parts.pop("task")), str(parts.pop("rng")), parts)
+
+    def _put(self, task: str, rng: str, parts: dict[str, np.ndarray]) -> Reading:
+        """Go to the state that is ``parts``, which become this env's own."""
+        self._start(task)
         self._randomize(int(parts.pop("seed")))
         env = self._env
-        env.np_random.bit_generator.state = json.loads(str(parts.pop("rng")))
+        env.np_random.bit_generator.state = json.loads(rng)
         env.model.body_pos[:], env.model.site_pos[:] = parts.pop("model/body_pos"), parts.pop("model/site_pos")
         state = parts.pop("state")
         mujoco.mj_setState(env.model, env.data, state, _STATE)
@@ -128,8 +146,9 @@ class MetaWorldTask:
         mujoco.mj_setState(env.model, env.data, state, _STATE)  # the warm start, which forward has overwritten
         self._obs = parts.pop("obs")
         success, truth = parts.pop("outcome")
-        for name, value in parts.items():
-            vars(env)[name.removeprefix("attribute/")] = value if value.ndim else value.item()
+        for path, value in parts.items():
+            kind, _, name = path.partition("/")
+            vars(env)[name] = None if kind == "none" else value if value.ndim else value.item()
         return self._reading(success=bool(success), truth=float(truth))
 
     def close(self) -> None:
@@ -190,12 +209,15 @@ class MetaWorldTask:
         self._outcome = np.array([success, truth])
         sentence = SENTENCES[self._task]
         return Reading(
-            state=self._obs[:STATE_DIM].astype(np.float32),
+            state=self._obs[: self.spec.state_dim].astype(np.float32),
             instruction=sentence,
             success=success,
             ended=False,
             truth=truth,
         )
+
+    def _rng(self) -> str:
+        return json.dumps(self._env.np_random.bit_generator.state)
 
     def _parts(self) -> dict[str, np.ndarray]:
         """All of the state but the random generator, as arrays."""
@@ -214,6 +236,8 @@ class MetaWorldTask:
             )
             if is_plain and name not in _SKIPPED:
                 parts[f"attribute/{name}"] = np.asarray(value)
+            if value is None and name not in _SKIPPED:
+                parts[f"none/{name}"] = np.zeros(0)
         return parts
 
 

@@ -4,7 +4,6 @@ Its parameters have the names and shapes of ``gaussian_torch.py``, and both draw
 Axes: see types.py; E = H * A, S = 1.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
+from vla_rlaif.policies.gaussian_density import drawn, scored
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
@@ -27,8 +27,8 @@ class GaussianJax:
         del seed  # nothing is drawn: the mean starts at 0
         self.config, self.spec = config, spec
         self._version = 0
-        self._width = spec.chunk * spec.action_dim
-        self._params = {"weight": jnp.zeros((self._width, spec.state_dim)), "bias": jnp.zeros(self._width)}
+        width = spec.chunk * spec.action_dim
+        self._params = {"weight": jnp.zeros((width, spec.state_dim)), "bias": jnp.zeros(width)}
 
     @classmethod
     def from_parts(cls, config: GaussianConfig, metadata: Mapping[str, Any], weights: Weights) -> "GaussianJax":
@@ -67,8 +67,7 @@ class GaussianJax:
 
     def act(self, obs: Observation, seeds: UInt32[np.ndarray, " N"], *, noise_scale: float = 1.0) -> Decision:
         mean = np.asarray(self.means(self._params, {"state": jnp.asarray(obs.state)}))[:, 0]
-        noise = np.stack([np.random.default_rng(int(s)).standard_normal(self._width, np.float32) for s in seeds])
-        sample = mean + np.float32(noise_scale * self.config.std) * noise
+        sample = drawn(mean, seeds, noise_scale * self.config.std)
         executed = np.full(len(sample), self.spec.chunk)
         logp, _ = self.score(self._params, self.inputs(obs, {"sample": sample}, executed))
         action = np.clip(sample, -1.0, 1.0).reshape(-1, self.spec.chunk, self.spec.action_dim)
@@ -100,15 +99,14 @@ class GaussianJax:
         reference_means: Float[jax.Array, "B 1 E"] | None = None,
     ) -> tuple[Float[jax.Array, "B 1"], Float[jax.Array, "B 1"] | None]:
         """Log-probability and divergence over the dims of the executed env steps, nats. Pure."""
-        means, std = self.means(params, inputs), self.config.std
-        executed = jnp.arange(self.spec.chunk)[None] < jnp.asarray(inputs["executed"])[:, None]
-        mask = jnp.repeat(executed, self.spec.action_dim, axis=1)[:, None]
-        error = (jnp.asarray(inputs["sample"])[:, None] - means) / std
-        density = -0.5 * jnp.square(error) - math.log(std) - 0.5 * math.log(2 * math.pi)
-        logp = jnp.sum(jnp.where(mask, density, 0.0), axis=-1)
-        if reference_means is None:
-            return logp, None
-        return logp, jnp.sum(jnp.where(mask, 0.5 * jnp.square((means - reference_means) / std), 0.0), axis=-1)
+        return scored(
+            jnp.asarray(inputs["sample"]),
+            self.means(params, inputs),
+            reference_means,
+            jnp.asarray(inputs["executed"]),
+            std=self.config.std,
+            action_dim=self.spec.action_dim,
+        )
 
     def imitation_inputs(self, obs: Observation) -> dict[str, np.ndarray]:
         return {"state": obs.state}

@@ -1,6 +1,6 @@
 """Networks of the preference reward: an ensemble of small heads in one batched matmul, and a CNN torso before it.
 
-Axes: E ensemble members, B rows, D input features, P the inputs that are not pixels.
+Axes: E ensemble members, B rows, D input features, P the inputs that are not pixels, O outputs.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,22 @@ from torch.nn.functional import gelu
 
 
 class Heads(nn.Module):
-    """E independent MLPs with a scalar output and no squashing: Bradley-Terry only reads differences."""
+    """E independent MLPs without squashing: Bradley-Terry only reads differences. Outputs share the layers below."""
 
-    def __init__(self, num_members: int, dim: int, hidden: tuple[int, ...], rng: torch.Generator) -> None:
+    def __init__(
+        self, num_members: int, dim: int, hidden: tuple[int, ...], rng: torch.Generator, *, num_outputs: int = 1
+    ) -> None:
         super().__init__()
-        sizes = (dim, *hidden, 1)
+        sizes = (dim, *hidden, num_outputs)
         self.weight = nn.ParameterList(
             nn.Parameter(torch.randn(num_members, i, o, generator=rng) * i**-0.5) for i, o in pairwise(sizes)
         )
         self.bias = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, o)) for o in sizes[1:])
 
-    def forward(self, x: Float[Tensor, "E B D"]) -> Float[Tensor, "E B"]:
+    def forward(self, x: Float[Tensor, "E B D"]) -> Float[Tensor, "E B O"]:
         for i, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
             x = torch.baddbmm(bias, gelu(x, approximate="tanh") if i else x, weight)
-        return x[..., 0]
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,23 @@ class Network(nn.Module):
     """The torso, if there is one, and the heads."""
 
     def __init__(
-        self, *, num_members: int, dim: int, hidden: tuple[int, ...], cnn: CnnConfig | None, rng: torch.Generator
+        self,
+        *,
+        num_members: int,
+        dim: int,
+        hidden: tuple[int, ...],
+        cnn: CnnConfig | None,
+        rng: torch.Generator,
+        num_outputs: int = 1,
     ) -> None:
         super().__init__()
         self.torso = None if cnn is None else CnnTorso(cnn, dim, rng)
-        self.heads = Heads(num_members, dim if self.torso is None else self.torso.out_dim, hidden, rng)
+        features = dim if self.torso is None else self.torso.out_dim
+        self.heads = Heads(num_members, features, hidden, rng, num_outputs=num_outputs)
 
-    def forward(self, x: Float[Tensor, "E B D"]) -> Float[Tensor, "E B"]:
+    @property
+    def num_members(self) -> int:
+        return self.heads.weight[0].shape[0]
+
+    def forward(self, x: Float[Tensor, "E B D"]) -> Float[Tensor, "E B O"]:
         return self.heads(x if self.torso is None else self.torso(x))

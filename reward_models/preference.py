@@ -1,19 +1,21 @@
-"""A reward learned from comparisons: an ensemble of Bradley-Terry heads on the features of an episode's frames.
+"""A reward learned from comparisons: an ensemble of Bradley-Terry heads on the features of an episode's frames, and
+beside them, if wanted, heads that say how far the task is and whether it is done.
 
-Axes: E members, N episodes, K frames read, D features, M pairs. The fit itself is in ``preference_fit.py``.
+Axes: E members, N episodes, F frames of an episode, K frames read, D features, M pairs, R frames of clips. The fit
+itself is in ``preference_fit.py`` and ``frame_heads.py``.
 """
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
 from vla_rlaif.interfaces import Encoder
-from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData, pair_accuracy
+from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, PairData, pair_accuracy
 from vla_rlaif.reward_models.bradley_terry import (
     calibrate,
     cross_entropy,
@@ -23,33 +25,14 @@ from vla_rlaif.reward_models.bradley_terry import (
     probability,
     to_numpy,
 )
-from vla_rlaif.reward_models.networks import CnnConfig, Network
+from vla_rlaif.reward_models.frame_heads import Head, Layout, share_above, threshold_at
+from vla_rlaif.reward_models.networks import Network
+from vla_rlaif.reward_models.preference_config import PreferenceConfig
 from vla_rlaif.reward_models.preference_fit import FitConfig, fit_network, returns
-from vla_rlaif.types import Episodes, Observation
+from vla_rlaif.reward_models.reading import Read, episode_features, last_frames, read_in_parts
+from vla_rlaif.types import Episodes
 
-FRAMES_PER_CALL = 256  # what an encoder sees at once
-Combination = Literal["mean", "min", "pessimistic"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceConfig:
-    """What the reward reads and how its members are combined. The defaults are those of the feasibility run."""
-
-    num_members: int = 3
-    hidden: tuple[int, ...] = (128, 128)
-    frames: Literal["last", "all"] = "last"  # "all" sums the heads over the live frames
-    combination: Combination = "mean"
-    variance_weight: float = 1.0  # lambda of "pessimistic": mean - lambda * variance
-    num_reference: int = 256  # the oldest labelled episodes: members are standardised on them, so they never move
-    std_floor: float = 1e-2  # added to the std of every feature, in feature units
-    cnn: CnnConfig | None = None  # trains a CNN with the heads; needs encoders.PixelEncoder
-
-    def __post_init__(self) -> None:
-        if self.num_members < 1 or self.num_reference < 2:
-            raise ValueError(
-                "A preference reward needs num_members >= 1 and num_reference >= 2, "
-                f"got {self.num_members} and {self.num_reference}."
-            )
+HEADS: tuple[Head, ...] = ("return", "progress", "success")
 
 
 class PreferenceReward:
@@ -65,6 +48,8 @@ class PreferenceReward:
         self._version = 0
         self._network: Network | None = None
         self._temperature = 1.0
+        self._threshold = float("nan")
+        self._layout = Layout(heads=self.config.heads)
         self._scales: dict[str, np.ndarray] = {}  # mean and std of features and of members
 
     @property
@@ -72,25 +57,28 @@ class PreferenceReward:
         """0 until the first fit; one more with every fit."""
         return self._version
 
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return self.config.heads
+
+    @property
+    def threshold(self) -> float:
+        """Of the last frame's ``success``: above it an episode counts as one. NaN without held-out failures."""
+        return self._threshold
+
+    @property
+    def dim(self) -> int:
+        """Of a frame's features, with those of the episode's first frame if they are read too."""
+        return self.encoder.dim * (2 if self.config.first_frame else 1)
+
     def features(self, episodes: Episodes) -> EpisodeFeatures:
         """The input of ``score_features``: compute it once per episode and keep it for later fits."""
-        num, num_frames = episodes.state.shape[:2]
-        frame = np.arange(num_frames)
-        if self.config.frames == "last":  # frames after the end repeat the last live one
-            live = np.zeros((num, num_frames), bool)
-            live[:, -1] = True
-        else:
-            live = frame <= episodes.num_decisions[:, None]
-        live &= episodes.valid[:, None]
-        row, column = np.nonzero(live)
-        encoded = [
-            self.encoder.encode(_observation(episodes, row[start:stop], column[start:stop]))
-            for start, stop in _chunks(len(row))
-        ]
-        values = np.zeros((num, num_frames, self.encoder.dim), np.float32)
-        values[row, column] = np.concatenate([np.empty((0, self.encoder.dim), np.float32), *encoded])
-        first = num_frames - 1 if self.config.frames == "last" else 0
-        return EpisodeFeatures(values=values[:, first:], live=live[:, first:])
+        return episode_features(
+            self.encoder,
+            episodes,
+            only_last=self.config.frames == "last" and self.heads == ("return",),
+            first_frame=self.config.first_frame,
+        )
 
     def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
         return self.score_features(self.features(episodes))
@@ -105,6 +93,19 @@ class PreferenceReward:
             case "pessimistic":
                 return members.mean(axis=0) - self.config.variance_weight * members.var(axis=0)
 
+    def progress(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        """How far the task is in every frame, in [0, 1]; NaN after the end and in invalid episodes."""
+        return self.frame_values(self.features(episodes), "progress").mean(axis=0)
+
+    def success(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        """Probability that the task is done in every frame, of the members' mean log-odds; NaN like ``progress``."""
+        return _sigmoid(self.frame_values(self.features(episodes), "success").mean(axis=0))
+
+    def success_of_frames(self, values: Float[np.ndarray, "R D"]) -> Float[np.ndarray, " R"]:
+        """As ``success``, of single frames by their features."""
+        features = EpisodeFeatures(values=values[:, None], live=np.ones((len(values), 1), bool))
+        return _sigmoid(self.frame_values(features, "success").mean(axis=0)[:, 0])
+
     def disagreement(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
         """Std over the members of the standardised scores: how unsure the ensemble is of each episode."""
         return self._standardised(self.features(episodes)).std(axis=0)
@@ -118,8 +119,11 @@ class PreferenceReward:
         """Returns of each member divided by the temperature: differences are log-odds. NaN for invalid episodes."""
         return self._returns(features) / self._temperature
 
-    def fit(self, data: PairData, seed: int) -> FitReport:
-        """Train from scratch on every pair so far; equal data and seeds give bit-equal weights."""
+    def fit(self, data: PairData, seed: int, clips: ClipFrames | None = None) -> FitReport:
+        """Train from scratch on every pair so far; equal data and seeds give bit-equal weights.
+
+        The heads beside "return" learn from ``clips``.
+        """
         start = time.perf_counter()
         if not (~data.held_out).any():
             raise ValueError("The preference reward has no pair to train on: every label so far is held out or a skip.")
@@ -130,16 +134,32 @@ class PreferenceReward:
             std = np.full_like(std, std.mean())
         self._scales = {"feature_mean": mean, "feature_std": std}
         self._temperature = 1.0
+        self._check_clips(clips)
         self._network = self._build(data.values.shape[-1], seed)
-        x = torch.from_numpy(self._scaled(data.values))
-        with one_thread():
-            steps = fit_network(self._network, x, torch.from_numpy(data.live), data, self.fit_config, seed)
-
         features = EpisodeFeatures(values=data.values, live=data.live)
+        summed = self._summed(features)
+        with one_thread():
+            steps = fit_network(
+                self._network,
+                torch.from_numpy(self._scaled(summed.values)),
+                torch.from_numpy(summed.live),
+                data,
+                self.fit_config,
+                seed,
+                layout=self._layout,
+                clips=None
+                if clips is None or self.heads == ("return",)
+                else replace(clips, values=self._scaled(clips.values)),
+            )
+
         raw = self._returns(features)
         reference = raw[:, : self.config.num_reference]
         self._scales["member_mean"] = reference.mean(axis=1)
         self._scales["member_std"] = reference.std(axis=1) + np.float32(1e-6)
+        for head in self.heads[1:]:
+            value = self._at_end(features, head)[:, : self.config.num_reference]
+            self._scales[f"{head}_mean"] = np.nanmean(value, axis=1)
+            self._scales[f"{head}_std"] = np.nanstd(value, axis=1) + np.float32(1e-6)
         delta = raw[:, data.pairs[:, 0]] - raw[:, data.pairs[:, 1]]
         held, train = data.held_out, ~data.held_out
         ece = float("nan")
@@ -157,6 +177,7 @@ class PreferenceReward:
             num_pairs=int(train.sum()),
             num_steps=steps,
             seconds=time.perf_counter() - start,
+            **self._judge_clips(clips),
         )
 
     def state(self) -> Mapping[str, np.ndarray]:
@@ -165,67 +186,121 @@ class PreferenceReward:
         return {
             "version": np.asarray(self._version),
             "temperature": np.asarray(self._temperature),
+            **({"threshold": np.asarray(self._threshold)} if "success" in self.heads else {}),
             **{f"scale/{name}": value for name, value in self._scales.items()},
             **{f"network/{name}": to_numpy(value).copy() for name, value in network.items()},
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         scales = _under("scale/", state)
-        if scales and len(scales["feature_mean"]) != self.encoder.dim:
+        if scales and len(scales["feature_mean"]) != self.dim:
             raise ValueError(
                 f"The saved reward was fitted on {len(scales['feature_mean'])} features, but its encoder now gives "
-                f"{self.encoder.dim}: build the encoder as in the run that saved it."
+                f"{self.dim}: build the encoder as in the run that saved it."
+            )
+        if self.config.heads != self._heads_of(state):
+            raise ValueError(
+                f"The saved reward has the heads {self._heads_of(state)}, this one {self.heads}: build it as it was."
             )
         self._version, self._temperature = int(state["version"]), float(state["temperature"])
+        self._threshold = float(state["threshold"]) if "success" in self.heads else float("nan")
         self._scales = scales
         self._network = None
         if self._version:
-            self._network = self._build(self.encoder.dim, seed=0)
+            self._network = self._build(self.dim, seed=0)
             weights = _under("network/", state)
             self._network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+
+    def _heads_of(self, state: Mapping[str, np.ndarray]) -> tuple[Head, ...]:
+        """Those that a saved state was fitted with; of an unfitted one, ours."""
+        if not int(state["version"]):
+            return self.heads
+        return tuple(head for head in HEADS if head == "return" or f"scale/{head}_mean" in state)
+
+    def _check_clips(self, clips: ClipFrames | None) -> None:
+        if len(self.heads) == 1:
+            return
+        if clips is None or not (clips.success[clips.is_end & ~clips.held_out] > 0.5).any():
+            raise ValueError(
+                f"reward.heads {list(self.heads)} learn from clips that are known to have succeeded, and there is "
+                "none: give demonstrations or outcome labels (reward.outcomes), or use only the head return."
+            )
+
+    def _judge_clips(self, clips: ClipFrames | None) -> dict[str, float]:
+        """Sets the threshold of "success", and measures on held-out clips what the fit report says of them."""
+        if clips is None or len(self.heads) == 1:
+            return {}
+        held = clips.held_out
+        features = EpisodeFeatures(values=clips.values[held][:, None], live=np.ones((int(held.sum()), 1), bool))
+        found: dict[str, float] = {}
+        if "progress" in self.heads:
+            error = np.abs(self.frame_values(features, "progress").mean(axis=0)[:, 0] - clips.progress[held])
+            known = ~np.isnan(error)
+            found["progress_error"] = float(error[known].mean()) if known.any() else float("nan")
+        if "success" in self.heads:
+            p = self.success_of_frames(clips.values[held & clips.is_end])
+            target = clips.success[held & clips.is_end]
+            self._threshold = threshold_at(p[target < 0.5], self.config.false_positive_rate)
+            found["success_threshold"] = self._threshold
+            found["success_recall"] = share_above(p[target > 0.5], self._threshold)
+            found["false_positives"] = share_above(p[target < 0.5], self._threshold)
+        return found
 
     def _build(self, dim: int, seed: int) -> Network:
         config = self.config
         return Network(
-            num_members=config.num_members, dim=dim, hidden=config.hidden, cnn=config.cnn, rng=generator(seed)
+            num_members=config.num_members,
+            dim=dim,
+            hidden=config.hidden,
+            cnn=config.cnn,
+            rng=generator(seed),
+            num_outputs=self._layout.num_outputs,
         )
 
-    def _scaled(self, values: Float[np.ndarray, "N K D"]) -> Float[np.ndarray, "N K D"]:
+    def _scaled(self, values: Float[np.ndarray, "*batch D"]) -> Float[np.ndarray, "*batch D"]:
         return ((values - self._scales["feature_mean"]) / self._scales["feature_std"]).astype(np.float32)
 
+    def _summed(self, features: EpisodeFeatures) -> EpisodeFeatures:
+        """The frames whose Bradley-Terry rewards make an episode's return."""
+        return features if self.config.frames == "all" else last_frames(features)
+
     def _returns(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]:
-        if self._network is None:
-            raise ValueError("The preference reward has not been fitted yet: label pairs and call fit before scoring.")
-        x, live = torch.from_numpy(self._scaled(features.values)), torch.from_numpy(features.live)
-        num_members = self.config.num_members
-        with torch.no_grad(), one_thread():
-            parts = [
-                to_numpy(
-                    returns(
-                        self._network, x[a:b].expand(num_members, -1, -1, -1), live[a:b].expand(num_members, -1, -1)
-                    )
-                )
-                for a, b in _chunks(len(x))
-            ]
-        result = np.concatenate([np.empty((num_members, 0), np.float32), *parts], axis=1)
+        result = self._read(self._summed(features), returns)
         result[:, ~features.live.any(axis=1)] = np.nan
         return result
 
+    def frame_values(self, features: EpisodeFeatures, head: Head) -> Float[np.ndarray, "E N K"]:
+        """Of each member: "progress" in [0, 1] or the logit of "success"; NaN where not live."""
+        if head not in self.heads or head == "return":
+            raise ValueError(f"This reward has the heads {self.heads}; {head!r} of single frames is none of them.")
+        decode = self._layout.progress if head == "progress" else self._layout.success
+        result = self._read(features, lambda network, x, live: decode(network(x.flatten(1, 2))).reshape(live.shape))
+        return np.where(features.live, result, np.float32(np.nan))
+
+    def _read(self, features: EpisodeFeatures, read: Read) -> np.ndarray:
+        """What ``read`` makes of the scaled features, a number of episodes at a time."""
+        if self._network is None:
+            raise ValueError("The preference reward has not been fitted yet: label pairs and call fit before scoring.")
+        with torch.no_grad(), one_thread():
+            return read_in_parts(self._network, self._scaled(features.values), features.live, read)
+
+    def _at_end(self, features: EpisodeFeatures, head: Head) -> Float[np.ndarray, "E N"]:
+        """A frame head at the last live frame; NaN for invalid episodes."""
+        return self.frame_values(last_frames(features), head)[..., 0]
+
     def _standardised(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]:
-        raw = self._returns(features)
-        return (raw - self._scales["member_mean"][:, None]) / self._scales["member_std"][:, None]
+        wanted = self.heads if self.config.score == "mix" else (self.config.score,)
+        terms = [self._standardised_head(features, head) for head in wanted]
+        return terms[0] if len(terms) == 1 else np.mean(terms, axis=0)
+
+    def _standardised_head(self, features: EpisodeFeatures, head: Head) -> Float[np.ndarray, "E N"]:
+        name = "member" if head == "return" else head
+        raw = self._returns(features) if head == "return" else self._at_end(features, head)
+        return (raw - self._scales[f"{name}_mean"][:, None]) / self._scales[f"{name}_std"][:, None]
 
 
-def _observation(episodes: Episodes, row: Int[np.ndarray, " B"], frame: Int[np.ndarray, " B"]) -> Observation:
-    return Observation(
-        images={camera: images[row, frame] for camera, images in episodes.images.items()},
-        state=episodes.state[row, frame],
-        instruction=tuple(episodes.instruction[i] for i in row),
-    )
-
-
-def _chunks(num: int) -> list[tuple[int, int]]:
-    return [(start, min(start + FRAMES_PER_CALL, num)) for start in range(0, num, FRAMES_PER_CALL)]
+def _sigmoid(x: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch"]:
+    return 1 / (1 + np.exp(-np.clip(x, -50, 50)))
 
 
 def _under(prefix: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,7 @@
-"""Fits the ensemble of a preference reward. Axes: E members, B pairs of a minibatch, K frames read, D features."""
+"""Fits the ensemble of a preference reward.
+
+Axes: E members, B pairs of a minibatch, K frames read, D features, R frames of clips.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -8,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vla_rlaif.preferences.data import PairData
+from vla_rlaif.preferences.data import ClipFrames, PairData
 from vla_rlaif.reward_models.bradley_terry import bradley_terry_loss, calibrate, generator, to_numpy
+from vla_rlaif.reward_models.frame_heads import FrameFit, Layout
 from vla_rlaif.reward_models.networks import Network
 
 NUM_OFFSETS = 2**16  # of the noise
@@ -30,6 +34,7 @@ class FitConfig:
     eval_every: int = 25  # steps between looks at the held-out pairs
     patience: int = 3  # looks without an improvement before it stops
     min_held_out: int = 30  # decided held-out pairs below which there is no early stop: too few to choose by
+    frame_batch: int = 256  # frames per member, for the heads "progress" and "success"
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent_share <= 1:
@@ -41,8 +46,8 @@ class FitConfig:
 
 
 def returns(network: Network, x: Float[Tensor, "E N K D"], live: Bool[Tensor, "E N K"]) -> Float[Tensor, "E N"]:
-    """Each member's sum over the live frames."""
-    rewards = network(x.flatten(1, 2)).reshape(live.shape)
+    """Each member's sum over the live frames of its Bradley-Terry head."""
+    rewards = network(x.flatten(1, 2))[..., 0].reshape(live.shape)
     return torch.where(live, rewards, 0.0).sum(dim=-1)
 
 
@@ -53,13 +58,18 @@ def fit_network(
     data: PairData,
     config: FitConfig,
     seed: int,
+    *,
+    layout: Layout,
+    clips: ClipFrames | None,
 ) -> int:
-    """Train in place; returns the number of steps up to the weights that were kept.
+    """Train in place; returns the number of steps up to the weights that were kept. ``live`` are the frames that the
+    Bradley-Terry head sums over; ``clips`` (scaled like ``x``) are for the other heads of ``layout``.
 
     With enough held-out pairs the weights of the best look at them are kept. A look is the cross-entropy after
     calibration, because the temperature repairs overconfidence and only the order is worth stopping for.
     """
-    num_members = network.heads.weight[0].shape[0]
+    num_members = network.num_members
+    frames = None if clips is None else FrameFit(clips, layout, num_members, config.frame_batch, config.noise, seed)
     batches = _minibatches(np.flatnonzero(~data.held_out), num_members, config, seed)
     pairs, target = torch.from_numpy(data.pairs), torch.from_numpy(data.target.astype(np.float32))
     held = np.flatnonzero(data.held_out)
@@ -77,11 +87,15 @@ def fit_network(
         noisy.add_(noise[offsets[step] :][: noisy.numel()].view_as(noisy))
         first, second = returns(network, noisy, live[rows]).unflatten(1, (-1, 2)).unbind(-1)
         loss = bradley_terry_loss(first, second, target[chosen]) * num_members  # each member its own mean
+        if frames is not None:
+            loss = loss + frames.loss(network, step) * num_members
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
         if stops_early and (step + 1) % config.eval_every == 0:
             value = _held_out_loss(network, x, live, data, held)
+            if frames is not None:
+                value += frames.held_out_loss(network)
             if value < best:
                 best, best_step, best_weights = value, step + 1, copy.deepcopy(network.state_dict())
             elif step + 1 - best_step >= config.patience * config.eval_every:
@@ -111,7 +125,7 @@ def _held_out_loss(
 ) -> float:
     episodes, index = np.unique(data.pairs[held], return_inverse=True)
     first, second = index.reshape(-1, 2).T
-    num_members = network.heads.weight[0].shape[0]
+    num_members = network.num_members
     with torch.no_grad():
         value = returns(
             network, x[episodes].expand(num_members, -1, -1, -1), live[episodes].expand(num_members, -1, -1)

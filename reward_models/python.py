@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.seen import seen
 from vla_rlaif.symbols import load_symbol
 from vla_rlaif.types import Episodes
 
@@ -12,13 +13,14 @@ from vla_rlaif.types import Episodes
 class PythonReward:
     """Calls ``f(episodes) -> [N] floats`` and checks what comes back. NaN says that an episode cannot be scored.
 
-    The function may read anything of the episodes, the truth too, so it counts as privileged.
+    The function may read anything of the episodes, the truth too, so it counts as privileged; a blind one gets
+    ``SeenEpisodes``, which have none of it.
     """
 
     privileged: ClassVar[bool] = True
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, *, blind: bool = False) -> None:
+        self._path, self._blind = path, blind
         self._function = load_symbol(path)
 
     @property
@@ -26,7 +28,7 @@ class PythonReward:
         return 0
 
     def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
-        value = np.asarray(self._function(episodes))
+        value = np.asarray(self._function(seen(episodes) if self._blind else episodes))
         num = len(episodes.valid)
         if value.shape != (num,):
             raise ValueError(

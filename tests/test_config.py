@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vla_rlaif.config import RunConfig, cautions, kl_coef, load_config, models_of, parse_config
+from vla_rlaif.algorithm_checks import cautions, kl_coef
+from vla_rlaif.config import RunConfig, load_config, models_of, parse_config
 from vla_rlaif.config_base import Model
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("pool_*.yaml")))  # a pool is no run: tests/pool
+
+BLIND = {"type": "metaworld", "observation": "full", "cameras": []}
+STATE_ONLY = {
+    "policy": {"type": "mlp"},
+    "algorithm": {"clip_low": 0.2, "clip_high": 0.2},
+    "reward": {"type": "preference", "encoder": {"type": "cnn"}},
+}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -28,13 +36,13 @@ def test_resolved_config_reads_back_equal(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"algorithm": {"group_sise": 8}}, r"algorithm\.group_sise: unknown key; did you mean group_size\?"),
+        ({"algorithm": {"group_sise": 8}}, r"algorithm\.grpo\.group_sise: unknown key; did you mean group_size\?"),
         ({"env": {"type": "tabletop", "tsak": "reach"}}, r"tsak: unknown key; did you mean task\?"),
         ({"reward": {"type": "preference", "encoder": {"type": "policy", "x": 1}}}, r"encoder.*x: unknown key"),
         ({"larner": {}}, r"larner: unknown key; did you mean learner\?"),
         ({"env": {"type": "tabletop", "num_envs": "many"}}, r"num_envs: .*integer.*'many'"),
         ({"env": {"type": "tabletpo"}}, r"'tabletop'"),
-        ({"policy": {"token_dim": 32}}, r"policy: has no type; add type: one of custom, gaussian, lerobot, octo"),
+        ({"policy": {"token_dim": 32}}, r"policy: has no type; add type: one of custom, gaussian, lerobot, mlp, octo"),
         ({"env": {"type": "tabletop", "num_envs": 100}}, "100 does not split into groups of 8"),
         ({"algorithm": {"group_size": 1}}, r"group_size: .*greater than or equal to 2"),
         ({"algorithm": {"clip_low": 0.2, "clip_high": 0.2}}, "never binds on averaged log-probs"),
@@ -53,6 +61,14 @@ def test_resolved_config_reads_back_equal(tmp_path):
         ({"reward": {"type": "preference", "budget": 10}}, "exceeds the label budget 10"),
         ({"reward": {"type": "pixel_distance"}}, "reads the dots of env point_reach"),
         ({"policy": {"type": "gaussian"}}, "clips nearly every"),
+        ({"env": {"type": "metaworld", "cameras": []}}, "the task is not seen: name one, or set observation: full"),
+        ({"env": BLIND}, "policy octo looks at images, and env.cameras is empty"),
+        ({"env": BLIND, **STATE_ONLY}, "reward cnn looks at images, and env.cameras is empty"),
+        ({"env": BLIND, **STATE_ONLY, "reward": {"type": "success"}}, "evaluate.clips is 6, and env.cameras is empty"),
+        (
+            {"policy": {"type": "gaussian"}, "algorithm": {"clip_low": 0.2, "clip_high": 0.2}, "warm_start": {}},
+            "gaussian does not. Remove",
+        ),
         ({"learner": {"sharding": "fsdp"}}, "fsdp is for torch policies, not octo"),
         ({"algorithm": {"anchor_coef": 0.1}}, r"anchor_coef needs demonstrations: add warm_start"),
         (

@@ -149,6 +149,26 @@ def test_micro_batches_give_the_same_weights(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_kl_coefficient_may_come_with_the_batch(backend):
+    """PPO's follows the KL. One that comes along is the algorithm's own, and needs no new program."""
+    config, batch = config_for(backend, epochs=1), batch_for(config_for(backend))
+    ppo = {"type": "ppo", "clip_low": 0.2, "clip_high": 0.2}
+
+    def learner(kl_coef: float):
+        sections = {**config.model_dump(exclude_unset=True), "algorithm": {**ppo, "kl_coef": kl_coef}}
+        return learner_for(parse_config(sections, source="test"))
+
+    own, given = learner(0.7), learner(0.0)
+    own.update(batch, seed=0)
+    given.update(replace(batch, kl_coef=0.7), seed=0)
+    for name, value in own.weights().items():
+        np.testing.assert_allclose(given.weights()[name], value, atol=1e-7)
+    before = CompileMeter(given)
+    given.update(replace(batch, kl_coef=1.4), seed=1)
+    assert sum(before.metrics().values()) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_state_continues_bit_equal(backend):
     config = config_for(backend, weight_decay=0.1, warmup_updates=30)  # the first update does not end the warm-up
     straight, other = (learner_for(config, anchor_for(0.3)) for _ in range(2))

@@ -15,6 +15,7 @@ from vla_rlaif.dataset import append_episodes
 from vla_rlaif.preferences.data import kendall_tau
 from vla_rlaif.preferences.labelled import gather_episodes
 from vla_rlaif.preferences.store import PreferenceStore
+from vla_rlaif.reward_verb import Files, reward
 from vla_rlaif.rollout import rollout, train_starts
 
 DATA = {
@@ -154,9 +155,9 @@ def test_labelling_everything_says_when_nothing_is_left(tmp_path, store):
 def test_fit_then_eval(data, store, tmp_path):
     label(data, store, 200)
     model, said = tmp_path / "sub" / "reward.safetensors", []
-    offline.reward("fit", config(), data, store, model, None, said.append)
-    fitted = dict(line.split() for line in said[:-1])
-    offline.reward("eval", config(), data, store, model, None, said.append)
+    reward("fit", config(), Files(data=data, store=store, model=model), said.append)
+    fitted = dict(line.split() for line in said if len(line.split()) == 2)
+    reward("eval", config(), Files(data=data, store=store, model=model), said.append)
     figures = json.loads((tmp_path / "sub" / "reward.json").read_text())
     assert figures["held_out_accuracy"] == pytest.approx(float(fitted["held_out_accuracy"]), abs=1e-3)
     assert figures["ece"] == pytest.approx(float(fitted["ece"]), abs=1e-3)
@@ -164,18 +165,21 @@ def test_fit_then_eval(data, store, tmp_path):
     assert figures["success_failure_gap"] > 0
     assert (figures["num_pairs"], figures["num_episodes"]) == (200, 32)
     assert float(fitted["num_pairs"]) + figures["num_held_out_pairs"] == 200
-    assert sorted(p.name for p in model.parent.iterdir()) == ["reward.json", "reward.safetensors"]
+    written = ["reward.card.html", "reward.card.json", "reward.json", "reward.safetensors"]
+    assert sorted(p.name for p in model.parent.iterdir()) == written
 
 
 @pytest.fixture
 def fitted(data, store, tmp_path):
     label(data, store, 60)
-    offline.reward("fit", config(fit_steps=2), data, store, tmp_path / "m.safetensors", None, lambda text: None)
+    reward(
+        "fit", config(fit_steps=2), Files(data=data, store=store, model=tmp_path / "m.safetensors"), lambda text: None
+    )
     return tmp_path / "m.safetensors"
 
 
-def evaluate(data, store, model, **reward):
-    offline.reward("eval", config(**reward), data, store, model, None, lambda text: None)
+def evaluate(data, store, model, **changed):
+    reward("eval", config(**changed), Files(data=data, store=store, model=model), lambda text: None)
 
 
 def test_a_model_is_read_as_it_was_fitted(data, store, fitted, tmp_path):
@@ -212,18 +216,18 @@ def test_a_store_of_other_episodes_is_named(data, store, tmp_path):
     label(data, store, 300)
     play(tmp_path / "other", 0)
     with pytest.raises(ValueError, match=r"labels of \d+ episodes that .*other does not hold, the first is '1:"):
-        offline.reward("fit", config(), tmp_path / "other", store, tmp_path / "m", None, print)
+        reward("fit", config(), Files(data=tmp_path / "other", store=store, model=tmp_path / "m"), print)
     with pytest.raises(ValueError, match="does not hold"):
         label(tmp_path / "other", store, 10)
 
 
 def test_an_empty_or_missing_store_is_named(data, store, tmp_path):
     with pytest.raises(ValueError, match=r"no preference store at .*labels.sqlite; `vla-rlaif label` makes one"):
-        offline.reward("fit", config(), data, store, tmp_path / "m", None, print)
+        reward("fit", config(), Files(data=data, store=store, model=tmp_path / "m"), print)
     assert not store.exists()
     label(data, store, 20, labeller={"type": "oracle", "skip_threshold": 5.0})  # skips every pair
     with pytest.raises(ValueError, match=r"has no labels \(20 skips\)"):
-        offline.reward("fit", config(), data, store, tmp_path / "m", None, print)
+        reward("fit", config(), Files(data=data, store=store, model=tmp_path / "m"), print)
 
 
 def test_wrong_uses_are_named(data, store):
@@ -246,7 +250,7 @@ def test_episodes_of_another_env_are_named(tmp_path, data, store):
     bigger = {**DATA, "env": {"type": "tabletop", "num_envs": 4, "image_size": 32, "renderer": "ray"}, "policy": {}}
     bigger |= {"policy": {"type": "octo"}, "algorithm": {"group_size": 4}}
     with pytest.raises(ValueError, match="Use the config that collected them"):
-        offline.reward("fit", parse_config(bigger, source="test"), data, store, tmp_path / "m", None, print)
+        reward("fit", parse_config(bigger, source="test"), Files(data=data, store=store, model=tmp_path / "m"), print)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -24,7 +24,7 @@ NOTHING = Batch(
 
 def gathered(step: int) -> Gathered:
     metrics = {"episodes/ordered": 4.0, "step": float(step)}
-    return Gathered(batch=NOTHING, metrics=metrics, preferences={}, shards_read={})
+    return Gathered(batch=NOTHING, metrics=metrics, preferences={}, shards_read={}, recorded=None)
 
 
 def acting(step: int) -> Acting:

@@ -85,6 +85,7 @@ class Page(HTMLParser):
 
 def write_metrics(run_dir: Path, *, steps: int, validate: bool) -> None:
     keys = {line.key for chart in CHARTS for panel in chart.panels for line in panel.lines}
+    keys |= {chart.x for chart in CHARTS} - {"step"}
     keys |= {line.share_of for chart in CHARTS for panel in chart.panels for line in panel.lines if line.share_of}
     keys |= {"time/rollout_s", "time/physics_s", "time/render_s", "time/policy_s", "time/update_s"}
     with MetricsLog(run_dir) as log:

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.build_algorithm import build_algorithm, build_credit, check_devices
+from vla_rlaif.build_clips import build_clip_book
 from vla_rlaif.build_labeller import build_labeller, build_rater, pair_mix
 from vla_rlaif.build_process_env import build_process_env, strengths
 from vla_rlaif.checkpoint import load_policy
-from vla_rlaif.config import RunConfig, kl_coef
+from vla_rlaif.composite import CompositeReward, LearnedTerm, Terms, TermScorer, Weighted
+from vla_rlaif.config import RunConfig
 from vla_rlaif.dataset import Demonstrations, load_demonstrations
 from vla_rlaif.env_config import (
     CustomEnvConfig,
@@ -24,21 +27,36 @@ from vla_rlaif.env_config import (
     TabletopConfig,
 )
 from vla_rlaif.episode_store import EpisodeStore
-from vla_rlaif.grpo import GRPO
-from vla_rlaif.interfaces import Learner, Policy, RewardModel, VectorEnv
+from vla_rlaif.interfaces import Credit, Learner, Policy, RewardModel, VectorEnv
 from vla_rlaif.learning import Anchor
 from vla_rlaif.lerobot_config import LeRobotConfig, LeRobotSettings, SmolVLAConfig
+from vla_rlaif.pair_credit import LabelledPairs
 from vla_rlaif.parts import Parts
 from vla_rlaif.policy_config import (
     CustomPolicyConfig,
     GaussianConfig,
+    MlpConfig,
     OctoCheckpointConfig,
     OctoConfig,
     OctoSettings,
     PolicyConfig,
 )
-from vla_rlaif.preferences.refresh import PreferenceLearner, RefreshConfig
-from vla_rlaif.reward_config import PreferenceRewardConfig, VLMJudgeRewardConfig
+from vla_rlaif.preferences.refresh import FittableReward, PreferenceLearner, RefreshConfig
+from vla_rlaif.reward_config import (
+    CnnEncoderConfig,
+    ColorPointsEncoderConfig,
+    CompositeRewardConfig,
+    LeRobotRewardConfig,
+    PolicyEncoderConfig,
+    PreferenceRewardConfig,
+    PretrainedEncoderConfig,
+    PythonRewardConfig,
+    RobometerRewardConfig,
+    TermRewardConfig,
+    VLMJudgeRewardConfig,
+    learned_part,
+    parts_of,
+)
 from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.symbols import load_symbol
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
@@ -126,6 +144,10 @@ def build_policy(config: PolicyConfig, spec: EnvSpec, seed: int, *, statistics: 
                 f"{config.factory} returned a {type(policy).__name__}, which has not all of Policy's methods."
             )
         return policy
+    if isinstance(config, MlpConfig):
+        from vla_rlaif.policies.mlp import MlpPolicy
+
+        return MlpPolicy(config, spec, seed=seed, statistics=statistics)
     assert isinstance(config, GaussianConfig)
     if config.backend == "torch":
         from vla_rlaif.policies.gaussian_torch import GaussianTorch
@@ -146,6 +168,10 @@ def measure_statistics(config: PolicyConfig, action: Float[np.ndarray, "n A"], s
         from vla_rlaif.policies.tokens.construct import measured_bins
 
         return measured_bins(config, action, state)
+    if isinstance(config, MlpConfig):
+        from vla_rlaif.policies.mlp import measured_state
+
+        return measured_state(state)
     assert isinstance(config, LeRobotSettings)
     from vla_rlaif.policies.lerobot.processors import measured
 
@@ -200,28 +226,73 @@ def lerobot_export(config: PolicyConfig, policy: Any) -> Callable[[Path, Path], 
 
 def check_reward(config: RunConfig) -> None:
     """Find a misnamed reward function before minutes of warm start, not after."""
-    if config.reward.type == "python":
-        from vla_rlaif.reward_models.python import PythonReward
+    for part in parts_of(config.reward):
+        if isinstance(part, PythonRewardConfig):
+            from vla_rlaif.reward_models.python import PythonReward
 
-        PythonReward(config.reward.function)
+            PythonReward(part.function, blind=part.blind)
 
 
 def build_reward(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:
-    reward = config.reward
+    return compose(config, build_scorer(config, policy, spec))
+
+
+def build_scorer(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel | Terms:
+    """What reward workers have: of a composite its terms, else the reward itself."""
+    if not isinstance(config.reward, CompositeRewardConfig):
+        return _build_term(config.reward, config, policy, spec)
+    rewards = [_build_term(term.reward, config, policy, spec) for term in config.reward.terms]
+    learned = [reward for reward in rewards if isinstance(reward, FittableReward)]
+    return Terms(rewards, learned=learned[0] if learned else None)
+
+
+def compose(config: RunConfig, scorer: Any) -> RewardModel:
+    """The reward of the run. ``scorer`` is what ``build_scorer`` makes, or a pool of workers that have it."""
+    if not isinstance(config.reward, CompositeRewardConfig):
+        return scorer
+    assert isinstance(scorer, TermScorer)
+    terms = config.reward.terms
+    rows = [row for row, term in enumerate(terms) if isinstance(term.reward, PreferenceRewardConfig)]
+    learned = LearnedTerm(row=rows[0], reward=fittable(scorer)) if rows else None
+    weighted = [Weighted(name=term.label, weight=term.weight, scale=term.scale) for term in terms]
+    return CompositeReward(scorer, weighted, learned=learned)
+
+
+def fittable(reward: object) -> FittableReward:
+    """What is fitted of a reward that is learned, or has a learned term."""
+    found = reward.scorer if isinstance(reward, CompositeReward) else reward
+    found = found.learned if isinstance(found, Terms) else found
+    assert isinstance(found, FittableReward), f"{type(found).__name__} is not learned from labels"
+    return found
+
+
+def _build_term(reward: TermRewardConfig, config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:
     if isinstance(reward, PreferenceRewardConfig):
         return build_preference_reward(reward, policy, spec)
     if isinstance(reward, VLMJudgeRewardConfig):
         from vla_rlaif.reward_models.vlm_judge import VLMJudgeReward
 
         return VLMJudgeReward(build_rater(reward, config.run_dir))
-    if reward.type == "python":
+    if isinstance(reward, PythonRewardConfig):
         from vla_rlaif.reward_models.python import PythonReward
 
-        return PythonReward(reward.function)
+        return PythonReward(reward.function, blind=reward.blind)
+    if isinstance(reward, RobometerRewardConfig):
+        from vla_rlaif.reward_models.robometer import RobometerReward
+
+        return RobometerReward(reward)
+    if isinstance(reward, LeRobotRewardConfig):
+        from vla_rlaif.reward_models.lerobot import LeRobotReward
+
+        return LeRobotReward.load(reward, spec)
     if reward.type == "success":
         from vla_rlaif.reward_models.success import SuccessReward
 
         return SuccessReward()
+    if reward.type == "oracle":
+        from vla_rlaif.reward_models.oracle import OracleReward
+
+        return OracleReward()
     from vla_rlaif.reward_models.pixel_distance import PixelDistance
 
     return PixelDistance()
@@ -230,19 +301,23 @@ def build_reward(config: RunConfig, policy: Any, spec: EnvSpec) -> RewardModel:
 def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: EnvSpec) -> Any:
     """``policy`` is only used by encoder `policy`, which keeps a frozen copy of it."""
     from vla_rlaif.reward_models import encoders
+    from vla_rlaif.reward_models.color_points import ColorPointEncoder
     from vla_rlaif.reward_models.networks import CnnConfig
-    from vla_rlaif.reward_models.preference import PreferenceConfig, PreferenceReward
+    from vla_rlaif.reward_models.preference import PreferenceReward
+    from vla_rlaif.reward_models.preference_config import PreferenceConfig
     from vla_rlaif.reward_models.preference_fit import FitConfig
 
     cnn = None
-    match config.encoder.type:
-        case "policy":
-            encoder = encoders.PolicyEncoder(policy, spec)
-        case "pretrained":
+    match config.encoder:
+        case ColorPointsEncoderConfig(things=things):
+            encoder = ColorPointEncoder(spec, things)
+        case PretrainedEncoderConfig():
             encoder = encoders.PretrainedEncoder(spec)
-        case "cnn":
+        case CnnEncoderConfig():
             encoder = encoders.PixelEncoder(spec)
             cnn = CnnConfig(num_cameras=len(spec.cameras), image_size=32)
+        case PolicyEncoderConfig():
+            encoder = encoders.PolicyEncoder(policy, spec)
     return PreferenceReward(
         encoder,
         PreferenceConfig(
@@ -251,6 +326,10 @@ def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: E
             frames=config.frames,
             combination=config.combine,
             cnn=cnn,
+            heads=config.heads,
+            score=config.score,
+            first_frame=config.first_frame,
+            false_positive_rate=config.false_positive_rate,
         ),
         FitConfig(
             num_steps=config.fit_steps,
@@ -258,32 +337,23 @@ def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: E
             weight_decay=config.weight_decay,
             noise=config.input_noise,
             recent_share=config.recent_share,
+            bootstrap=config.bootstrap,
         ),
     )
 
 
-def build_algorithm(config: RunConfig) -> GRPO:
-    a = config.algorithm
-    return GRPO(
-        group_size=a.group_size,
-        clip_low=a.clip_low,
-        clip_high=a.clip_high,
-        kl_coef=kl_coef(config),
-        scale_by_std=a.scale_by_std,
-        std_floor=a.std_floor,
-        min_valid_share=a.min_valid_share,
-    )
-
-
 def build_learner(config: RunConfig, policy: Any, spec: EnvSpec, anchor: Anchor | None = None) -> Learner:
-    algorithm, learner = build_algorithm(config), config.learner
+    algorithm, learner = build_algorithm(config, spec), config.learner
     if config.policy.backend == "jax":
+        from vla_rlaif.devices import Placement
         from vla_rlaif.jax_learner import JaxLearner
 
+        check_devices(algorithm, Placement.of(learner.devices).num_devices)
         return JaxLearner(policy, algorithm, learner, anchor)
     from vla_rlaif.torch_parallel import num_ranks
 
     ranks = num_ranks(learner.devices)
+    check_devices(algorithm, ranks)
     if ranks > 1:
         from vla_rlaif.torch_ranks import TorchRanks
 
@@ -325,14 +395,15 @@ def build_parts(config: RunConfig, env: VectorEnv, policy: Any, run_dir: Path) -
     """``policy`` is the start policy; it becomes the one that acts. The learner starts from its parameters."""
     reward = build_reward(config, policy, env.spec)
     learner = build_learner(config, policy, env.spec, build_anchor(config, policy, env.spec, run_dir))
+    credit = build_credit(config, policy, env.spec)
     acting, learner = with_engine(config, policy, learner, run_dir)
     return Parts(
         rollouts=LocalRollouts(acting, env, act_batch=config.loop.act_batch),
         learner=learner,
         sync=LocalSync(learner, acting),
         reward=reward,
-        algorithm=build_algorithm(config),
-        preferences=build_preferences(config, reward, run_dir),
+        credit=credit,
+        preferences=build_preferences(config, reward, credit, env.spec, run_dir),
         metadata=policy.metadata(),
         export=lerobot_export(config.policy, policy),
         stored=None if config.loop.stored is None else EpisodeStore(config.loop.stored),
@@ -349,19 +420,24 @@ def with_engine(config: RunConfig, policy: Any, learner: Learner, run_dir: Path)
     return acting, AsleepWhileLearning(learner, acting) if config.policy.engine.sleep else learner
 
 
-def build_preferences(config: RunConfig, reward: Any, run_dir: Path) -> PreferenceLearner | None:
-    if not isinstance(config.reward, PreferenceRewardConfig):
+def build_preferences(
+    config: RunConfig, reward: Any, credit: Credit, spec: EnvSpec, run_dir: Path
+) -> PreferenceLearner | None:
+    settings = learned_part(config.reward)
+    if settings is None:
         return None
     from vla_rlaif.preferences.store import PreferenceStore
 
     return PreferenceLearner(
-        labeller=build_labeller(config.reward.labeller, run_dir),
+        labeller=build_labeller(settings.labeller, run_dir),
         store=PreferenceStore(run_dir / "preferences.sqlite"),
-        reward=reward,
+        reward=fittable(reward),
         config=RefreshConfig(
-            budget=config.reward.budget,
-            held_out_share=config.reward.held_out,
-            mix=pair_mix(config.reward.pairs),
+            budget=settings.budget,
+            held_out_share=settings.held_out,
+            mix=pair_mix(settings.pairs),
             seed=config.seed,
         ),
+        on_labels=credit.add if isinstance(credit, LabelledPairs) else None,
+        clips=build_clip_book(config, fittable(reward).features, spec, run_dir),
     )

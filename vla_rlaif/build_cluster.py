@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vla_rlaif.build import build_algorithm, build_preferences
+from vla_rlaif.build import build_preferences, compose
+from vla_rlaif.build_algorithm import build_credit
 from vla_rlaif.build_labeller import check_judge
 from vla_rlaif.build_workers import (
     Places,
@@ -32,7 +33,7 @@ from vla_rlaif.dist.start import make_cluster
 from vla_rlaif.dist.weight_sync import GroupSync
 from vla_rlaif.dist.workers import ReferenceWorker, RewardWorker, RolloutWorker
 from vla_rlaif.episode_store import EpisodeStore
-from vla_rlaif.metrics import MetricsLog
+from vla_rlaif.metric_sinks import open_log
 from vla_rlaif.parts import Parts
 from vla_rlaif.stage import Trained
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
@@ -103,7 +104,7 @@ class RunWorkers:
     def parts(self) -> Parts:
         config, faults = self._config, self._cluster.faults
         learner = RemoteLearner(self.learners, timeout_s=float(config.learner.timeout_s))
-        reward = RewardPool(self.judges, self._settings(faults.reward_timeout_s))
+        judges = RewardPool(self.judges, self._settings(faults.reward_timeout_s))
         reference = None
         if self.references is not None:
             rows = config.learner.minibatch // config.learner.micro_batches
@@ -111,13 +112,14 @@ class RunWorkers:
         senders: WorkerGroup[Any] = self.learners  # groups are invariant in what their workers are
         receivers: WorkerGroup[Any] = self.players
         sync = GroupSync(senders, receivers, self._cluster.sync, folder=self._run_dir / "weights")
+        credit = build_credit(config, None, self.rollouts.spec)
         return Parts(
             rollouts=self.rollouts,
             learner=learner,
             sync=FollowedSync(sync, self.rollouts),
-            reward=reward,
-            algorithm=build_algorithm(config),
-            preferences=build_preferences(config, reward, self._run_dir),
+            reward=compose(config, judges),
+            credit=credit,
+            preferences=build_preferences(config, judges, credit, self.rollouts.spec, self._run_dir),
             metadata=self._metadata,
             export=learner.export if self._has_export else None,
             stored=None if config.loop.stored is None else EpisodeStore(config.loop.stored),
@@ -179,7 +181,7 @@ class ClusterStage:
 
     def _train(self, *, resume: bool) -> Trained:
         parts = self.workers.parts()
-        with MetricsLog(self.run_dir) as log:
+        with open_log(self._config, self.run_dir) as log:
             state = train(self._config, parts, log, self.run_dir, resume=resume, say=self._say)
         return Trained(state=state, num_labels=parts.preferences.num_labels if parts.preferences is not None else 0)
 

@@ -21,7 +21,13 @@ from vla_rlaif.preferences.asking import Asker
 from vla_rlaif.preferences.questions import VisionLanguageModel
 from vla_rlaif.preferences.rubric import Rater
 from vla_rlaif.preferences.sampling import Strategy
-from vla_rlaif.reward_config import PairsConfig, PreferenceRewardConfig, VLMJudgeRewardConfig
+from vla_rlaif.reward_config import (
+    PairsConfig,
+    PreferenceRewardConfig,
+    RobometerRewardConfig,
+    VLMJudgeRewardConfig,
+    parts_of,
+)
 from vla_rlaif.types import EnvSpec
 
 
@@ -42,7 +48,7 @@ def build_labeller(config: LabellerConfig, folder: Path) -> Labeller:
     if isinstance(config, PythonLabellerConfig):
         from vla_rlaif.preferences.python_labeller import PythonLabeller
 
-        return PythonLabeller(config.function)
+        return PythonLabeller(config.function, blind=config.blind)
     if isinstance(config, VLMLabellerConfig):
         from vla_rlaif.preferences.judge import VLMJudge
         from vla_rlaif.preferences.rubric import RubricLabeller
@@ -97,13 +103,17 @@ def build_rater(config: JudgeSettings, folder: Path) -> Rater:
 
 def check_judge(config: RunConfig, spec: EnvSpec, folder: Path) -> None:
     """Prove that the model that a run will ask can be trusted, before minutes of warm start and not after."""
-    reward = config.reward
-    if isinstance(reward, VLMJudgeRewardConfig):
-        build_rater(reward, folder).probe(spec)
-    if isinstance(reward, PreferenceRewardConfig):
-        labeller = build_labeller(reward.labeller, folder)
-        if isinstance(labeller, ProbedLabeller):
-            labeller.probe(spec)
+    for reward in parts_of(config.reward):
+        if isinstance(reward, VLMJudgeRewardConfig):
+            build_rater(reward, folder).probe(spec)
+        if isinstance(reward, RobometerRewardConfig):
+            from vla_rlaif.reward_models.robometer import RobometerReward
+
+            RobometerReward(reward).probe(spec)
+        if isinstance(reward, PreferenceRewardConfig):
+            labeller = build_labeller(reward.labeller, folder)
+            if isinstance(labeller, ProbedLabeller):
+                labeller.probe(spec)
 
 
 def build_asker(config: JudgeSettings, folder: Path) -> Asker:

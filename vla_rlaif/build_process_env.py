@@ -61,6 +61,7 @@ def _metaworld(config: MetaWorldConfig, max_steps: int) -> Mapping[str, Any]:
         raise ValueError(f"episodes of {max_steps} env steps are too long: Meta-World's last {MAX_STEPS}.")
     return {
         "tasks": chosen(config.tasks),
+        "observation": config.observation,
         "cameras": config.cameras,
         "image_size": config.image_size,
         "renderer": config.renderer,

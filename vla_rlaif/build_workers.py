@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vla_rlaif.build import (
-    build_algorithm,
     build_anchor,
     build_env,
     build_learner,
-    build_reward,
+    build_scorer,
     lerobot_export,
 )
+from vla_rlaif.build_algorithm import build_algorithm
 from vla_rlaif.cluster_config import RayClusterConfig
 from vla_rlaif.config import RunConfig
 from vla_rlaif.dist.cluster import WorkerContext
@@ -25,6 +25,7 @@ from vla_rlaif.dist.workers import ReferenceWorker, RewardWorker, RolloutWorker
 from vla_rlaif.env_config import EnvConfig, ProcessEnvConfig, TabletopConfig
 from vla_rlaif.interfaces import Learner, Policy, ReferenceModel, VectorEnv
 from vla_rlaif.learning import Anchor
+from vla_rlaif.score import try_reward
 from vla_rlaif.start import check_groups, start_policy, stored_start
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
 from vla_rlaif.types import EnvSpec
@@ -50,7 +51,7 @@ def make_rollout_worker(
 
 
 def make_reward_worker(context: WorkerContext, config: RunConfig, run_dir: Path, spec: EnvSpec) -> RewardWorker:
-    return RewardWorker(build_reward(config, stored_start(config, spec, run_dir), spec))
+    return RewardWorker(build_scorer(config, stored_start(config, spec, run_dir), spec))
 
 
 def make_reference_worker(context: WorkerContext, config: RunConfig, run_dir: Path, spec: EnvSpec) -> ReferenceWorker:
@@ -79,6 +80,7 @@ class RunWorkshop:
     def look(self) -> EnvSpec:
         self._env = build_env(_one_group(self._config))
         check_groups(self._env, self._config)
+        try_reward(self._config, self._env)
         return self._env.spec
 
     def start(self, say: Say) -> None:
@@ -101,12 +103,12 @@ class RunWorkshop:
         if meeting is None:
             learner = build_learner(config, policy, spec, anchor)
         else:
-            learner = self._rank_of(policy, anchor, meeting)
+            learner = self._rank_of(policy, spec, anchor, meeting)
         return Trainee(
             learner=learner, policy=policy, metadata=policy.metadata(), export=lerobot_export(config.policy, policy)
         )
 
-    def _rank_of(self, policy: Any, anchor: Anchor | None, meeting: Meeting) -> Learner:
+    def _rank_of(self, policy: Any, spec: EnvSpec, anchor: Anchor | None, meeting: Meeting) -> Learner:
         from vla_rlaif.torch_learner import TorchLearner
         from vla_rlaif.torch_parallel import Rank
 
@@ -120,7 +122,7 @@ class RunWorkshop:
             gpu=0,  # the only one that this worker sees
             timeout_s=settings.timeout_s,
         )
-        return TorchLearner(policy, build_algorithm(self._config), settings, anchor, rank=rank)
+        return TorchLearner(policy, build_algorithm(self._config, spec), settings, anchor, rank=rank)
 
 
 def _env_on(places: Places, context: WorkerContext, config: RunConfig, share: EnvConfig, run_dir: Path) -> VectorEnv:

@@ -21,7 +21,7 @@ import tyro
 from pydantic import ValidationError
 
 from vla_rlaif.config import RunConfig, explain, load_config, validate_again
-from vla_rlaif.serve.settings import ServeSettings
+from vla_rlaif.serve.settings import ServedSettings, ServeSettings
 
 ConfigFile = tyro.conf.Positional[Path]
 
@@ -33,11 +33,12 @@ class Train:
     config: ConfigFile
     resume: bool = False  # go on from the newest checkpoint of the run directory
     overwrite: bool = False  # replace what the run directory holds
+    same_as: Path | None = None  # another run's manifest.json: say which versions, code or machine differ here
 
     def __call__(self, config: RunConfig) -> None:
         from vla_rlaif.run import align
 
-        align(config, resume=self.resume, overwrite=self.overwrite, say=say)
+        align(config, resume=self.resume, overwrite=self.overwrite, say=say, same_as=self.same_as)
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ class Label:
     store: Path  # SQLite file; new records are appended
     pairs: int = 400
     again: bool = False  # label pairs that only other labellers have labelled, to see how far they agree
+    outcomes: int = 0  # of compared episodes that the labeller is asked about one by one: has it succeeded?
 
     def __call__(self, config: RunConfig) -> None:
         from vla_rlaif import offline
 
-        offline.label(config, self.data, self.store, self.pairs, say, again=self.again)
+        offline.label(config, self.data, self.store, self.pairs, say, again=self.again, num_outcomes=self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Reward:
-    """Fit a reward model to labelled episodes, or evaluate a fitted one."""
+    """Fit a reward model to labelled episodes, or evaluate a fitted one. Both write its card, MODEL.card.html."""
 
     action: tyro.conf.Positional[Literal["fit", "eval"]]
     config: ConfigFile
@@ -125,25 +127,56 @@ class Reward:
     store: Path  # SQLite file of their labels
     model: Path  # reward model file (.safetensors), written by fit and read by eval
     policy: Path | None = None  # policy folder, for reward.encoder policy
+    demos: Path | None = None  # folder of demonstrations, for reward.outcomes demonstrations
 
     def __call__(self, config: RunConfig) -> None:
-        from vla_rlaif import offline
+        from vla_rlaif.reward_verb import Files, reward
 
-        offline.reward(self.action, config, self.data, self.store, self.model, self.policy, say)
+        files = Files(data=self.data, store=self.store, model=self.model, policy=self.policy, demos=self.demos)
+        reward(self.action, config, files, say)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Try the config's reward on episodes, before anything is trained on it."""
+
+    config: ConfigFile
+    data: Path | None = None  # folder of a policy's episodes that `collect` wrote; without it some are played
+    policy: Path | None = None  # policy folder that plays them; without it the config's policy, untrained
+    episodes: int = 64  # to play, whole groups
+
+    def __call__(self, config: RunConfig) -> None:
+        from vla_rlaif.score import score
+
+        score(config, self.data, self.policy, self.episodes, say)
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Success of a policy folder on the test start states, with a 95 % interval."""
+    """Success of policies on the test start states, with 95 % intervals; of two, compared on the same ones."""
 
     config: ConfigFile
-    policy: Path
-    to: Path | None = None  # JSON file to write
+    policy: tuple[str, ...]  # folders (ours, official Octo, LeRobot's) or addresses of policy servers, ws://HOST:PORT
+    against: tuple[str, ...] = ()  # policies to compare with, on the same start states
+    against_config: Path | None = None  # config whose policy section reads them; without it the same one
+    noise_seeds: tuple[int, ...] = (0,)  # of the noise that a policy starts from: a repetition of all episodes each
+    first_seed: int | None = None  # start states of these seeds: FIRST_SEED and those after it, as lerobot-eval's
+    served: ServedSettings = dataclasses.field(default_factory=ServedSettings)
+    to: Path | None = None  # JSON file to write; a page with clips of wins and losses goes beside it, as .html
 
     def __call__(self, config: RunConfig) -> None:
-        from vla_rlaif import offline
+        from vla_rlaif.evaluation_verb import Request, evaluate_policies
 
-        offline.evaluate_policy(config, self.policy, self.to, say)
+        asked = Request(
+            policy=self.policy,
+            against=self.against,
+            against_config=self.against_config,
+            noise_seeds=self.noise_seeds,
+            first_seed=self.first_seed,
+            served=self.served,
+            to=self.to,
+        )
+        evaluate_policies(config, asked, say)
 
 
 @dataclass(frozen=True)
@@ -197,10 +230,29 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """Open a local page on a run, a folder of runs or a dataset; with --export write some of its episodes to a file."""
+
+    path: tyro.conf.Positional[Path]  # run directory, folder of runs, dataset of ours, or LeRobotDataset
+    export: Path | None = None  # file to write: .rrd (Rerun), .mp4, .gif, .csv or .parquet
+    filter: str = ""  # of the exported episodes, such as "success:no reward:0.5.. task:push"
+    order: str = "step"  # of the exported episodes: step, reward, spread, disagreement, ...; =-reward: downwards
+    limit: int | None = None  # export the first so many
+    fps: float = 5.0  # frames a second of an exported video; there is one frame a decision
+    host: str = "127.0.0.1"  # address of the page; beyond loopback whoever has its token can look
+    port: int = 0  # of the page; 0 lets the system choose
+    names: tuple[str, ...] = ()  # host names besides localhost that the page is opened under
+
+
+@dataclass(frozen=True)
 class Doctor:
-    """Check this machine: rendering, extras, memory, disk."""
+    """Check this machine: rendering, GPUs, extras, versions, memory, disk; each failure with its remedy."""
 
     renderer: Annotated[Literal["egl", "osmesa", "ray", "warp"], tyro.conf.arg(help="which one must work")] = "egl"
+    full: bool = False  # also start what takes a while: every renderer, NCCL, Ray, an env of each suite
+    config: Path | None = None  # also step the env of this run
+    manifest: Path | None = None  # manifest.json of a run: say what differs here
+    json: bool = False  # print JSON, for programs
 
 
 VERBS: dict[str, type] = {
@@ -211,11 +263,13 @@ VERBS: dict[str, type] = {
     "label": Label,
     "labels": Labels,
     "reward": Reward,
+    "score": Score,
     "evaluate": Evaluate,
     "serve": Serve,
     "export": Export,
     "plan": Plan,
     "report": Report,
+    "inspect": Inspect,
     "doctor": Doctor,
 }
 
@@ -240,9 +294,16 @@ def _run(argv: list[str]) -> None:
         raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join([*VERBS, 'pool'])}.")
     if verb == "doctor":
         options = tyro.cli(Doctor, args=rest, prog="vla-rlaif doctor")
-        from vla_rlaif.doctor import check
+        from vla_rlaif.doctor import Options, check
 
-        if not check(options.renderer):
+        asked = Options(
+            renderer=options.renderer,
+            full=options.full,
+            config=options.config,
+            manifest=options.manifest,
+            as_json=options.json,
+        )
+        if not check(asked):
             sys.exit(1)
         return
     if verb == "labels":
@@ -255,6 +316,12 @@ def _run(argv: list[str]) -> None:
         from vla_rlaif.label_page.verb import main as label_by_hand
 
         label_by_hand(rest, say)
+        return
+    if verb == "inspect":
+        given = tyro.cli(Inspect, args=rest, prog="vla-rlaif inspect")
+        from vla_rlaif.inspect.verb import inspect
+
+        inspect(**vars(given), say=say)
         return
     if verb == "report":
         run = tyro.cli(Report, args=rest, prog="vla-rlaif report").run
@@ -301,7 +368,9 @@ def _overrides(config: RunConfig, flags: list[str], prog: str) -> RunConfig:
 def _refuse_near_misses(verb: str, flags: list[str]) -> None:
     """Flags that the verb does not know are taken for keys of the config, so its own names must be suggested here."""
     fields = [*dataclasses.fields(VERBS[verb]), *(dataclasses.fields(ServeSettings) if verb == "serve" else ())]
-    own = [f"--{field.name.replace('_', '-')}" for field in fields if field.name not in ("config", "settings")]
+    own = [
+        f"--{field.name.replace('_', '-')}" for field in fields if field.name not in ("config", "settings", "served")
+    ]
     for flag in flags:
         near = difflib.get_close_matches(flag.partition("=")[0], own, n=1, cutoff=0.8)
         if flag.startswith("--") and near:

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from vla_rlaif.algorithm_checks import check_algorithm
+from vla_rlaif.algorithm_config import AlgorithmConfig, GRPOConfig
+from vla_rlaif.audit import check_audit
 from vla_rlaif.cluster_config import (
     ClusterConfig,
     LocalClusterConfig,
@@ -19,27 +22,28 @@ from vla_rlaif.cluster_config import (
     check_ranks,
 )
 from vla_rlaif.config_base import Fraction, Model, Positive
-from vla_rlaif.env_config import EnvConfig, PointReachConfig, ProcessEnvConfig, TabletopConfig
-from vla_rlaif.policy_config import OctoConfig, PolicyConfig, SmallStemConfig, VLASettings
-from vla_rlaif.reward_config import PixelDistanceConfig, PreferenceRewardConfig, RewardConfig
+from vla_rlaif.env_config import (
+    EnvConfig,
+    GymnasiumConfig,
+    MetaWorldConfig,
+    PointReachConfig,
+    ProcessEnvConfig,
+    TabletopConfig,
+)
+from vla_rlaif.logging_config import LoggingConfig
+from vla_rlaif.policy_config import ImitatorSettings, OctoConfig, PolicyConfig, SmallStemConfig, VLASettings
+from vla_rlaif.record_config import RecordConfig
+from vla_rlaif.reward_config import (
+    CompositeRewardConfig,
+    PixelDistanceConfig,
+    PreferenceRewardConfig,
+    RewardConfig,
+    learned_part,
+    parts_of,
+)
+from vla_rlaif.reward_terms_config import MonitorConfig
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
 from vla_rlaif.warm_start_config import WarmStartConfig
-
-
-class GRPOConfig(Model):
-    """Group-relative policy optimisation (https://arxiv.org/abs/2402.03300)."""
-
-    type: Literal["grpo"] = "grpo"
-    group_size: Annotated[int, Field(ge=2)] = 8
-    clip_low: Annotated[float, Field(gt=0)] = 0.02
-    clip_high: Annotated[float, Field(gt=0)] = 0.02
-    kl_coef: Annotated[float, Field(ge=0)] | None = None  # None: 0.02 for a learned reward, 0 for simulator success
-    scale_by_std: bool = True  # False is Dr. GRPO
-    std_floor: Annotated[float, Field(ge=0)] = 0.01  # reward units; groups below it are dead
-    normalizer: Literal["constant", "decisions"] = "constant"
-    min_valid_share: Fraction = 0.5  # a group with fewer scorable members is dropped
-    anchor_coef: Annotated[float, Field(ge=0)] = 0.0  # weight of the imitation loss on warm_start's demonstrations
-    anchor_batch: Positive = 64  # demonstrated steps in each optimiser update, if anchor_coef > 0
 
 
 class LearnerConfig(Model):
@@ -90,10 +94,14 @@ class RunConfig(Model):
     policy: PolicyConfig = Field(default_factory=OctoConfig, discriminator="type")
     warm_start: WarmStartConfig | None = None
     reward: RewardConfig = Field(default_factory=PreferenceRewardConfig, discriminator="type")
-    algorithm: GRPOConfig = GRPOConfig()
+    audited: bool = False  # nothing that only a simulator knows may enter the reward; refused if it would
+    monitor: MonitorConfig = MonitorConfig()
+    algorithm: AlgorithmConfig = GRPOConfig()
     learner: LearnerConfig = LearnerConfig()
     loop: LoopConfig = LoopConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    logging: LoggingConfig = LoggingConfig()
+    record: RecordConfig = RecordConfig()
     cluster: ClusterConfig = Field(default_factory=LocalClusterConfig, discriminator="type")
 
     @property
@@ -102,35 +110,37 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "RunConfig":
-        group, clip = self.algorithm.group_size, max(self.algorithm.clip_low, self.algorithm.clip_high)
+        group = self.algorithm.group_size
         if self.env.num_envs % group:
             raise ValueError(f"env.num_envs {self.env.num_envs} does not split into groups of {group}.")
         self._act_batch_fits()
         self._overlap_fits()
-        # A mean over dims moves ratios by hundredths, a sum by tenths: with the other's clip range, either nothing or
-        # everything is clipped (grpo.md, "The reduction and the clip are one validated pair").
-        if self.policy.logp_reduction == "mean" and clip > 0.1:
-            raise ValueError(f"clip {clip} never binds on averaged log-probs; use at most 0.1 or logp_reduction: sum.")
-        if self.policy.logp_reduction == "sum" and min(self.algorithm.clip_low, self.algorithm.clip_high) < 0.05:
-            raise ValueError(
-                f"clip {clip} clips nearly every summed log-prob; use 0.05 or more, or logp_reduction: mean."
-            )
+        check_algorithm(self)
         size, micro = self.learner.minibatch, self.learner.micro_batches
         if size % micro:
             raise ValueError(f"learner.minibatch {size} does not split into {micro} micro-batches.")
         self._learner_fits()
         if isinstance(self.policy, OctoConfig) and isinstance(self.env, TabletopConfig):
             self._octo_sees(self.policy, self.env)
-        if isinstance(self.reward, PixelDistanceConfig) and not isinstance(self.env, PointReachConfig):
-            raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
-        can_imitate = isinstance(self.policy, VLASettings)
+        self._reward_fits(group)
+        can_imitate = isinstance(self.policy, ImitatorSettings)
         if not can_imitate and self.warm_start is not None:
-            raise ValueError(f"warm_start is for vision-language policies, not for {self.policy.type}. Remove it.")
-        if isinstance(self.reward, PreferenceRewardConfig):
-            self._labels_fit(self.reward, group)
+            raise ValueError(f"warm_start is for policies that imitate, and {self.policy.type} does not. Remove it.")
+        if isinstance(self.env, MetaWorldConfig | GymnasiumConfig) and not self.env.cameras:
+            self._does_without_images()
         if isinstance(self.cluster, RayClusterConfig):
             self._workers_fit(self.cluster, group)
         return self
+
+    def _does_without_images(self) -> None:
+        if isinstance(self.policy, VLASettings):
+            raise ValueError(f"policy {self.policy.type} looks at images, and env.cameras is empty; name a camera.")
+        for reward in parts_of(self.reward):
+            reads = reward.encoder.type if isinstance(reward, PreferenceRewardConfig) else reward.type
+            if reads in ("cnn", "pretrained", "vlm_judge", "robometer", "lerobot"):
+                raise ValueError(f"reward {reads} looks at images, and env.cameras is empty; name a camera.")
+        if self.evaluate.clips:
+            raise ValueError(f"evaluate.clips is {self.evaluate.clips}, and env.cameras is empty; set it to 0.")
 
     def _workers_fit(self, cluster: RayClusterConfig, group: int) -> None:
         env, learner = self.env, self.learner
@@ -180,10 +190,28 @@ class RunConfig(Model):
         if size % micro:
             raise ValueError(f"algorithm.anchor_batch {size} does not split into {micro} micro-batches.")
 
-    def _labels_fit(self, reward: PreferenceRewardConfig, group: int) -> None:
-        if reward.initial_episodes % group:
+    def _reward_fits(self, group: int) -> None:
+        parts, learned = parts_of(self.reward), learned_part(self.reward)
+        if any(isinstance(part, PixelDistanceConfig) for part in parts) and not isinstance(self.env, PointReachConfig):
+            raise ValueError("reward pixel_distance reads the dots of env point_reach; choose another reward.")
+        if learned is not None and "demonstrations" in learned.outcomes and self.warm_start is None:
             raise ValueError(
-                f"reward.initial_episodes {reward.initial_episodes} does not split into groups of {group}."
+                "reward.outcomes names demonstrations: add warm_start with data or collect, or use [labeller] alone."
+            )
+        if learned is not None and learned.initial_episodes % group:
+            raise ValueError(
+                f"reward.initial_episodes {learned.initial_episodes} does not split into groups of {group}."
+            )
+        if isinstance(self.reward, CompositeRewardConfig) and self.reward.reference_episodes % group:
+            raise ValueError(
+                f"reward.reference_episodes {self.reward.reference_episodes} does not split into groups of {group}."
+            )
+        if self.audited:
+            check_audit(self.reward)
+        if self.monitor.action == "rollback" and (self.loop.overlap or self.loop.stored is not None):
+            raise ValueError(
+                "monitor.action rollback gives up what was played with the weights that it leaves, and loop.overlap "
+                "and loop.stored train on older episodes: set monitor.action to stop, or remove them."
             )
 
     def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
@@ -194,24 +222,6 @@ class RunConfig(Model):
         longest = {"reach": 7, "push": 8, "pick_place": 12}[env.task]
         if policy.language_tokens < longest:
             raise ValueError(f"policy.language_tokens {policy.language_tokens}, but {env.task} says {longest} words.")
-
-
-def kl_coef(config: RunConfig) -> float:
-    """The KL weight in force: on by default with a learned reward, off with simulator success."""
-    if config.algorithm.kl_coef is not None:
-        return config.algorithm.kl_coef
-    return 0.0 if config.reward.type == "success" else 0.02
-
-
-def cautions(config: RunConfig) -> list[str]:
-    """What is allowed and probably not meant."""
-    found = []
-    if config.algorithm.group_size < 4:
-        found.append(f"groups of {config.algorithm.group_size}: the advantage is mostly noise; use 4 or more.")
-    is_held = kl_coef(config) > 0 or config.algorithm.anchor_coef > 0
-    if config.reward.type in ("preference", "python", "vlm_judge") and not is_held:
-        found.append("no KL to the start policy with a reward that is not success: watch for reward hacking.")
-    return found
 
 
 def load_config(path: Path) -> RunConfig:

@@ -93,15 +93,19 @@ class MetaWorldConfig(ProcessEnvConfig):
 
     type: Literal["metaworld"] = "metaworld"
     tasks: tuple[str, ...] = ("reach-v3",)  # of the suite, or MT10 or MT50 for all of theirs
-    cameras: tuple[str, ...] = ("corner2",)  # topview, corner, corner2, corner3, behindGripper, gripperPOV, lerobot
+    observation: Literal["proprio", "full"] = "proprio"  # the state: hand and gripper, or all that the suite tells
+    # topview, corner, corner2, corner3, behindGripper, gripperPOV, lerobot; with observation full none is needed
+    cameras: tuple[str, ...] = ("corner2",)
     fast_render: bool = True  # no shadows, no multisampling
     randomize: RandomizeConfig = RandomizeConfig()
     max_steps: Annotated[int, Field(gt=0, le=500)] = 200  # the suite ends at 500
 
     @model_validator(mode="after")
     def _one_corner2(self) -> "MetaWorldConfig":
-        if not self.tasks or not self.cameras:
-            raise ValueError(f"tasks {self.tasks} and cameras {self.cameras}: name at least one of each.")
+        if not self.tasks:
+            raise ValueError("tasks is empty: name at least one.")
+        if not self.cameras and self.observation == "proprio":
+            raise ValueError("without cameras the task is not seen: name one, or set observation: full.")
         if {"corner2", "lerobot"} <= set(self.cameras):
             raise ValueError("camera lerobot is corner2, moved to where LeRobot has it; name one of the two.")
         return self
@@ -131,7 +135,8 @@ class GymnasiumConfig(ProcessEnvConfig):
     factory: str | None = None  # or a callable `package.module:name` that returns the env
     module: str | None = None  # imported first: the package that registers the id
     options: dict[str, Any] = Field(default_factory=dict)  # of gymnasium.make, or of the factory
-    cameras: dict[str, str]  # our name: key of the observation ("pixels/top" where it is nested), or "render"
+    # Our name: key of the observation ("pixels/top" where it is nested), or "render". May be empty: {}
+    cameras: dict[str, str]
     state: tuple[str, ...]  # keys of the observation, joined in this order; "observation" if it is no dict
     success: str = "is_success"  # key of info, or "terminated"
     progress: str | None = None  # key of info, or "reward": within [-1, 1]. For oracle labels
@@ -144,8 +149,8 @@ class GymnasiumConfig(ProcessEnvConfig):
     def _names_one_env(self) -> "GymnasiumConfig":
         if (self.id is None) == (self.factory is None):
             raise ValueError(f"name an id or a factory, one of them (got id {self.id!r}, factory {self.factory!r}).")
-        if not (self.cameras and self.state and self.instructions):
-            raise ValueError("cameras, state and instructions must not be empty.")
+        if not (self.state and self.instructions):
+            raise ValueError("state and instructions must not be empty.")
         if len(self.instructions) > 1 and self.instruction_key is None:
             raise ValueError(
                 f"{len(self.instructions)} instructions need instruction_key, the key of info that says it."

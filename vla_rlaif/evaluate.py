@@ -8,7 +8,7 @@ from jaxtyping import Bool, UInt8
 from vla_rlaif.interfaces import Rollouts
 from vla_rlaif.metrics import wilson
 from vla_rlaif.rollout import Split, concatenate, held_out_starts, take, take_starts
-from vla_rlaif.types import Episodes, Starts
+from vla_rlaif.types import EnvSpec, Episodes, Starts
 
 ATTEMPTS = 3  # at playing what was lost
 EVALUATION_SEED = 0  # the same latent noise for every policy and run
@@ -31,19 +31,30 @@ class Evaluation:
 
 
 def evaluate(rollouts: Rollouts, *, split: Split, episodes: int, clips: int = 0) -> Evaluation:
-    """A member whose simulation broke counts as a failure here: the policy was given its one try."""
+    return measured(play_held_out(rollouts, split=split, episodes=episodes), rollouts.spec, clips=clips)
+
+
+def play_held_out(rollouts: Rollouts, *, split: Split, episodes: int) -> Episodes:
+    """The first ``episodes`` starts of a held-out split, in order, with the same latent noise every time."""
     starts = held_out_starts(split, episodes, rollouts.spec.num_tasks, rollouts.spec.num_starts)
-    played = play_all(rollouts, starts, seed=EVALUATION_SEED, noise_scale=0.0)
+    return play_all(rollouts, starts, seed=EVALUATION_SEED, noise_scale=0.0)
+
+
+def measured(played: Episodes, spec: EnvSpec, *, clips: int = 0) -> Evaluation:
+    """A member whose simulation broke counts as a failure here: the policy was given its one try."""
     outcomes = played.success & played.valid
-    low, high = wilson(int(outcomes.sum()), episodes)
-    camera = rollouts.spec.cameras[0]
+    low, high = wilson(int(outcomes.sum()), len(outcomes))
+    if spec.cameras:
+        frames = played.images[spec.cameras[0]][:clips]
+    else:  # an env without cameras has nothing to show
+        frames = np.empty((0, spec.max_decisions + 1, spec.image_size, spec.image_size, 3), np.uint8)
     return Evaluation(
         success=float(outcomes.mean()),
         low=low,
         high=high,
         outcomes=outcomes,
-        frames=played.images[camera][:clips],
-        instruction=played.instruction[:clips],
+        frames=frames,
+        instruction=played.instruction[: len(frames)],
     )
 
 

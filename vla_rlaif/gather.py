@@ -1,4 +1,4 @@
-"""What one step learns from: groups are played, some of them labelled, all scored, and the scores centred.
+"""What one step learns from: groups are played, some of them labelled, all scored, and the scores credited.
 
 Axes: N episodes.
 """
@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.composite import CompositeReward
 from vla_rlaif.config import RunConfig
-from vla_rlaif.grpo import num_valid
 from vla_rlaif.parts import Acting, Parts
-from vla_rlaif.reward_config import PreferenceRewardConfig
-from vla_rlaif.rollout import concatenate, make_batch, train_starts
+from vla_rlaif.recording import Recorded, choose
+from vla_rlaif.reward_config import PreferenceRewardConfig, learned_part
+from vla_rlaif.rollout import concatenate, train_starts
 from vla_rlaif.step_metrics import MeasuredRollouts, group_metrics, reward_metrics, rollout_metrics
 from vla_rlaif.timing import IdleMeter, Timer
 from vla_rlaif.types import Batch, Episodes, Starts, Weights
@@ -30,6 +31,7 @@ class Gathered:
     metrics: Mapping[str, float]
     preferences: Weights
     shards_read: Mapping[str, int]
+    recorded: Recorded | None
 
     @property
     def num_episodes(self) -> int:
@@ -45,7 +47,7 @@ class Fate:
 
 
 def gather(config: RunConfig, parts: Parts, idle: IdleMeter, step: int, acting: Acting) -> Gathered:
-    """Play groups, label some, score all, centre the scores; refill while too few groups are live (dynamic sampling).
+    """Play groups, label some, score all, credit decisions; refill while too few groups are live (dynamic sampling).
 
     A refill adds groups and never throws away what the round before it brought. ``acting`` may be older than the
     weights that will be trained: by ``step - acting.step`` updates.
@@ -69,26 +71,37 @@ def gather(config: RunConfig, parts: Parts, idle: IdleMeter, step: int, acting: 
                 metrics |= parts.preferences.refresh(rounds[0], ids, step, learned.labels_per_refresh)
             scores.append(np.where(rounds[-1].valid, parts.reward.score(rounds[-1]), np.nan))
         episodes, reward = concatenate(rounds), np.concatenate(scores)
-        advantage, groups = parts.algorithm.advantages(reward, episodes.starts.group)
-        enough = groups["groups/live"] >= loop.min_live_share * num_groups
+        is_stale = step > acting.step or episodes.version != acting.version
+        credited = parts.credit.assign(episodes, reward, step=step, window=parts.rollouts.window, is_stale=is_stale)
+        enough = credited.metrics["groups/live"] >= loop.min_live_share * num_groups
         if enough or len(rounds) > loop.max_refills or episodes.version != acting.version:
             break  # stale groups are not topped up with fresh ones: a batch is of one version
-    denominator = num_valid(config.algorithm.normalizer, advantage, episodes.mask)
-    is_stale = step > acting.step or episodes.version != acting.version
-    batch = make_batch(episodes, advantage, denominator, window=parts.rollouts.window, is_stale=is_stale)
+    batch = credited.batch
     if parts.reference is not None:
         with timer.phase("reference"):
             batch = replace(batch, reference=parts.reference.means(batch.obs, batch.trace, batch.executed))
-    metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**groups}
-    metrics |= group_metrics(episodes, advantage, size, lost=fate.lost, evicted=fate.evicted)
-    metrics |= {"groups/refills": len(rounds) - 1.0}
+    metrics |= rollout_metrics(episodes) | reward_metrics(reward, episodes) | {**credited.metrics}
+    metrics |= group_metrics(episodes, credited.advantage, size, lost=fate.lost, evicted=fate.evicted)
+    metrics |= {"groups/refills": len(rounds) - 1.0, "reward/version": float(parts.reward.version)}
+    if isinstance(parts.reward, CompositeReward):
+        metrics |= parts.reward.diagnostics()
     if isinstance(parts.rollouts, MeasuredRollouts):
         metrics |= parts.rollouts.diagnostics()
+    recorded = choose(
+        config.record,
+        seed=config.seed,
+        step=step,
+        episodes=episodes,
+        reward=reward,
+        advantage=credited.advantage,
+        judge=parts.reward,
+    )
     return Gathered(
         batch=batch,
         metrics=metrics | timer.metrics(),
         preferences={} if parts.preferences is None else parts.preferences.state(),
         shards_read={} if parts.stored is None else dict(parts.stored.read),
+        recorded=recorded,
     )
 
 
@@ -128,4 +141,4 @@ def take_stored(
 
 def learned_reward(config: RunConfig) -> PreferenceRewardConfig:
     """The reward section where it is learned from labels; its defaults, which nobody reads, elsewhere."""
-    return config.reward if isinstance(config.reward, PreferenceRewardConfig) else PreferenceRewardConfig()
+    return learned_part(config.reward) or PreferenceRewardConfig()

@@ -5,12 +5,13 @@ Axes: N episodes, B decisions (flattened episodes x time), S stochastic sub-step
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from array_api_compat import array_namespace
 from jaxtyping import Bool, Float, Int
 
-from vla_rlaif.types import Array, Targets
+from vla_rlaif.types import Array, Baseline, Targets
 
 LOG_RATIO_LIMIT = 10.0  # exp(10) is far outside any clip range; beyond it only overflow waits
 
@@ -18,6 +19,8 @@ LOG_RATIO_LIMIT = 10.0  # exp(10) is far outside any clip range; beyond it only 
 @dataclass(frozen=True, kw_only=True)
 class GRPO:
     """Clipped surrogate with group-relative advantages (https://arxiv.org/abs/2402.03300)."""
+
+    baseline: ClassVar[Baseline] = "acting"
 
     group_size: int
     clip_low: float = 0.2
@@ -66,38 +69,54 @@ class GRPO:
     def loss(
         self, logp: Float[Array, "B S"], targets: Targets, kl: Float[Array, "B S"] | None = None
     ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]:
-        """Loss to minimise and metrics, all sums over B divided by ``num_valid * S``, so they add up over shards.
+        """Loss to minimise and metrics; see ``clipped_surrogate``."""
+        return clipped_surrogate(
+            logp, targets, kl, clip_low=self.clip_low, clip_high=self.clip_high, kl_coef=self.kl_coef
+        )
 
-        ``kl`` is the closed-form divergence to the reference of each sub-step, where the head has one.
-        """
-        xp = array_namespace(logp)
-        mask = targets.mask[:, None]
-        weight = xp.astype(mask, logp.dtype) / (targets.num_valid * logp.shape[1])
-        acted = weight if targets.importance is None else weight * targets.importance
-        advantage = targets.advantage[:, None]
 
-        # Mask before exp: 0 * inf is nan, and nan gradients from padding would poison the step.
-        log_ratio = xp.where(mask, logp - targets.logp_old, xp.zeros_like(logp))
-        log_ratio = xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        ratio = xp.exp(log_ratio)
-        # min(r*A, clip(r)*A) only ever binds on the side the advantage pushes towards.
-        up, down = xp.full_like(advantage, 1 + self.clip_high), xp.full_like(advantage, 1 - self.clip_low)
-        bound = xp.where(advantage > 0, up, down)
-        loss = -xp.sum(acted * xp.minimum(ratio * advantage, bound * advantage))
-        rows = xp.astype(mask, logp.dtype)
-        count = rows / (xp.maximum(xp.sum(rows), xp.ones_like(xp.sum(rows))) * logp.shape[1])
-        metrics = {
-            "policy_kl": xp.sum(count * (ratio - 1 - log_ratio)),  # k3, http://joschu.net/blog/kl-approx.html
-            "clip_fraction": xp.sum(count * xp.astype(ratio * advantage > bound * advantage, logp.dtype)),
-            "ratio_error": xp.max(xp.abs(ratio - 1)),
-        }
-        if targets.importance is not None:
-            metrics["importance"] = xp.sum(count * targets.importance)
-        if kl is not None:
-            kl = xp.where(mask, kl, xp.zeros_like(kl))
-            metrics["reference_kl"] = xp.sum(count * kl)
-            loss = loss + self.kl_coef * xp.sum(weight * kl)
-        return loss, metrics
+def clipped_surrogate(
+    logp: Float[Array, "B S"],
+    targets: Targets,
+    kl: Float[Array, "B S"] | None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    kl_coef: float | Float[Array, ""],
+) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]:
+    """PPO's clipped surrogate (https://arxiv.org/abs/1707.06347) with a KL penalty, to minimise, and metrics: all sums
+    over B divided by ``num_valid * S``, so they add up over shards.
+
+    ``kl`` is the closed-form divergence to the reference of each sub-step, where the head has one.
+    """
+    xp = array_namespace(logp)
+    mask = targets.mask[:, None]
+    weight = xp.astype(mask, logp.dtype) / (targets.num_valid * logp.shape[1])
+    acted = weight if targets.importance is None else weight * targets.importance
+    advantage = targets.advantage[:, None]
+
+    # Mask before exp: 0 * inf is nan, and nan gradients from padding would poison the step.
+    log_ratio = xp.where(mask, logp - targets.logp_old, xp.zeros_like(logp))
+    log_ratio = xp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = xp.exp(log_ratio)
+    # min(r*A, clip(r)*A) only ever binds on the side the advantage pushes towards.
+    up, down = xp.full_like(advantage, 1 + clip_high), xp.full_like(advantage, 1 - clip_low)
+    bound = xp.where(advantage > 0, up, down)
+    loss = -xp.sum(acted * xp.minimum(ratio * advantage, bound * advantage))
+    rows = xp.astype(mask, logp.dtype)
+    count = rows / (xp.maximum(xp.sum(rows), xp.ones_like(xp.sum(rows))) * logp.shape[1])
+    metrics = {
+        "policy_kl": xp.sum(count * (ratio - 1 - log_ratio)),  # k3, http://joschu.net/blog/kl-approx.html
+        "clip_fraction": xp.sum(count * xp.astype(ratio * advantage > bound * advantage, logp.dtype)),
+        "ratio_error": xp.max(xp.abs(ratio - 1)),
+    }
+    if targets.importance is not None:
+        metrics["importance"] = xp.sum(count * targets.importance)
+    if kl is not None:
+        kl = xp.where(mask, kl, xp.zeros_like(kl))
+        metrics["reference_kl"] = xp.sum(count * kl)
+        loss = loss + kl_coef * xp.sum(weight * kl)
+    return loss, metrics
 
 
 def importance_weights(

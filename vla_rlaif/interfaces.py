@@ -1,7 +1,7 @@
 """The seams. Each Protocol is all that one part of the system may know about another."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int, UInt32
@@ -9,7 +9,9 @@ from jaxtyping import Float, Int, UInt32
 from vla_rlaif.preferences.data import Answers
 from vla_rlaif.types import (
     Array,
+    Baseline,
     Batch,
+    Credited,
     Decision,
     EnvSpec,
     Episodes,
@@ -98,6 +100,31 @@ class DetailedLabeller(Protocol):
 
 
 @runtime_checkable
+class OutcomeLabeller(Protocol):
+    """A labeller that can also say of single episodes whether they ended in success."""
+
+    def outcomes(self, episodes: Episodes, rows: Int[np.ndarray, " R"], seed: int) -> Float[np.ndarray, " R"]:
+        """Probability that each of these rows ended in success; NaN: cannot be said."""
+        ...
+
+
+@runtime_checkable
+class FrameReward(Protocol):
+    """A reward that can have something to say of single frames: ask only what is among its ``heads``."""
+
+    @property
+    def heads(self) -> tuple[str, ...]: ...
+
+    def progress(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        """How far the task is, in [0, 1]; NaN after the end and in invalid episodes."""
+        ...
+
+    def success(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        """Probability that the task is done; NaN likewise."""
+        ...
+
+
+@runtime_checkable
 class Encoder(Protocol):
     """Frozen features of single frames, on which reward heads are trained."""
 
@@ -109,20 +136,37 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Pure functions. ``loss`` is array-API only, so it runs under torch autograd and jax.grad alike."""
+    """The half of an algorithm that a learner sees. ``loss`` is pure and array-API only, so it runs under torch
+    autograd and jax.grad alike."""
 
-    @property
-    def group_size(self) -> int: ...
-
-    def advantages(
-        self, reward: Float[np.ndarray, " N"], group: Int[np.ndarray, " N"]
-    ) -> tuple[Float[np.ndarray, " N"], Mapping[str, float]]:
-        """Advantages by group id, and what happened to the groups."""
-        ...
+    baseline: ClassVar[Baseline]  # whose log-probabilities Targets.logp_old are
 
     def loss(
         self, logp: Float[Array, "B S"], targets: Targets, kl: Float[Array, "B S"] | None = None
     ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]: ...
+
+
+@runtime_checkable
+class Credit(Protocol):
+    """The half of an algorithm that sees episodes: which of them are learned from, and how much each decision is worth.
+    It owns what it learns for that, such as a critic."""
+
+    def assign(
+        self, episodes: Episodes, reward: Float[np.ndarray, " N"], *, step: int, window: int, is_stale: bool
+    ) -> Credited:
+        """Asked after every round, with all episodes of the step so far; the last answer is trained on. NaN is an
+        episode without a reward. ``window`` is the policy's, ``is_stale`` says that older weights acted."""
+        ...
+
+    def learned(self, metrics: Mapping[str, float], step: int) -> Mapping[str, float]:
+        """The learner has taken the batch of ``step`` and measured ``metrics``: learn, and say what was measured."""
+        ...
+
+    def state(self) -> Weights:
+        """Everything that a bit-equal continuation needs, by name; ``restore`` takes it back."""
+        ...
+
+    def restore(self, state: Weights) -> None: ...
 
 
 @runtime_checkable

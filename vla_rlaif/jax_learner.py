@@ -159,6 +159,7 @@ class JaxLearner:
 
     def _compile(self, algorithm: Algorithm) -> None:
         policy, config, replicated = self._policy, self._config, self._placement.replicated
+        is_acting = algorithm.baseline == "acting"
         warmup, keep = config.warmup_updates, config.ema
         lr = (lambda done: config.lr * jnp.minimum(1.0, (done + 1) / warmup)) if warmup else config.lr
         optimizer = adamw(lr, max_grad_norm=config.max_grad_norm, weight_decay=config.weight_decay)
@@ -167,10 +168,11 @@ class JaxLearner:
 
         @jax.jit
         def prepare(trained, reference, frozen, inputs):
-            """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
+            """The inputs of all epochs, the log-probs of the algorithm's baseline and the reference's means."""
             # Barriers around the same part as in `loss`: see `is_product`.
             x = jax.lax.optimization_barrier(dict(policy.prepare(frozen, inputs)))
-            logp = jax.lax.optimization_barrier(policy.score({**frozen, **trained}, x, None)[0])
+            base = trained if is_acting else reference
+            logp = jax.lax.optimization_barrier(policy.score({**frozen, **base}, x, None)[0])
             return x, logp, policy.means({**frozen, **reference}, x)
 
         @jax.jit
@@ -267,6 +269,8 @@ class JaxLearner:
                     rows, logp_old = self._prepare_only(self._trained, self._frozen, rows)
                     reference = jax.device_put(host.reference, self._placement.rows)
                 targets |= {"logp_old": logp_old, "num_valid": np.float32(work.num_valid)}
+                if work.kl_coef is not None:
+                    targets |= {"kl_coef": np.float32(work.kl_coef)}
                 if host.logp_acted is not None:
                     acted = jax.device_put(host.logp_acted, self._placement.rows)
                     targets |= {"importance": self._weigh(logp_old, acted)}

@@ -28,6 +28,7 @@ class PythonLabellerConfig(Model):
 
     type: Literal["python"] = "python"
     function: str
+    blind: bool = False  # the function is not shown success, truth and start seeds; an audited run wants it so
 
 
 class OpenAIConfig(Model):

@@ -57,6 +57,7 @@ class Work:
     minibatches: Iterable[Sequence[Rows]]  # their micro-batches; read once
     orders: Sequence[Sequence[int]]  # of the minibatches, one an epoch
     num_valid: float  # what the loss of a minibatch is divided by
+    kl_coef: float | None  # in force; None: the algorithm's own
     anchors: Iterator[Sequence[Chunks]]  # the demonstrated micro-batches of each optimiser update; endless, or empty
     seed: int
 
@@ -75,7 +76,7 @@ def divide(
     lr 0 every ratio is exactly 1 in every epoch.
     """
     rng = np.random.default_rng(seed)
-    parts = split_minibatches(rng, len(batch.mask), config.minibatch, config.micro_batches)
+    parts = split_minibatches(rng, len(batch.mask), config.minibatch, config.micro_batches, batch.unit)
 
     def rows(index: np.ndarray, valid: np.ndarray) -> Rows:
         return Rows(
@@ -90,6 +91,7 @@ def divide(
         minibatches=([rows(*one) for one in part] for part in parts),
         orders=[rng.permutation(len(parts)).tolist() for _ in range(config.epochs)],
         num_valid=batch.num_valid / len(parts),
+        kl_coef=batch.kl_coef,
         anchors=iter(()) if anchor is None else _anchor_chunks(anchor_inputs, anchor, seed, config.micro_batches),
         seed=seed,
     )
@@ -163,11 +165,18 @@ def fitted_names(parameters: Collection[str], imitable: Collection[str], frozen:
     return names
 
 
-def split_minibatches(rng: np.random.Generator, num_rows: int, minibatch: int, micro_batches: int) -> list[list[Micro]]:
+def split_minibatches(
+    rng: np.random.Generator, num_rows: int, minibatch: int, micro_batches: int, unit: int = 1
+) -> list[list[Micro]]:
     """Rows shuffled and split evenly into minibatches, each padded to ``micro_batches`` micro-batches of equal size.
 
-    Even parts, so that no last minibatch takes a full-sized step on a few rows.
+    Even parts, so that no last minibatch takes a full-sized step on a few rows. ``unit`` rows that follow each other
+    stay together; then a minibatch has as many units as fit in it.
     """
+    if unit > 1:
+        units = split_minibatches(rng, num_rows // unit, units_of(minibatch, micro_batches, unit), micro_batches)
+        rows = np.arange(num_rows).reshape(-1, unit)
+        return [[(rows[i].ravel(), np.repeat(valid, unit)) for i, valid in micro] for micro in units]
     size = minibatch // micro_batches
     minibatches = []
     for rows in np.array_split(rng.permutation(num_rows), -(-num_rows // minibatch)):
@@ -178,6 +187,20 @@ def split_minibatches(rng: np.random.Generator, num_rows: int, minibatch: int, m
             micro.append((index, np.arange(size) < len(chosen)))
         minibatches.append(micro)
     return minibatches
+
+
+def units_of(minibatch: int, micro_batches: int, unit: int) -> int:
+    """How many units of ``unit`` rows a minibatch has, equally many in each of its micro-batches.
+
+    Raises ValueError if that is none.
+    """
+    num = minibatch // micro_batches // unit * micro_batches
+    if not num:
+        raise ValueError(
+            f"learner.minibatch {minibatch} in {micro_batches} micro-batches has no room for {unit} decisions that "
+            f"belong together; set it to at least {micro_batches * unit}."
+        )
+    return num
 
 
 def padded_rows(num_rows: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -193,7 +216,8 @@ def merge_micro_batches(metrics: Sequence[Mapping[str, Any]], rows: Sequence[flo
     values = [{k: float(v) for k, v in m.items()} for m in metrics]
     merged = {k: float(np.average([m[k] for m in values], weights=rows)) for k in values[0]}
     merged["loss"] = sum(m["loss"] for m in values)
-    merged["ratio_error"] = max(m["ratio_error"] for m in values)
+    if "ratio_error" in merged:
+        merged["ratio_error"] = max(m["ratio_error"] for m in values)
     if "anchor_loss" in merged:
         merged["anchor_loss"] = float(np.mean([m["anchor_loss"] for m in values]))
     return merged
@@ -202,4 +226,5 @@ def merge_micro_batches(metrics: Sequence[Mapping[str, Any]], rows: Sequence[flo
 def summarise(log: Sequence[Mapping[str, float]], *, braked: bool) -> dict[str, float]:
     """One step's optimiser updates as one line of metrics: means, and the ratio error before the first of them."""
     mean = {k: float(np.mean([m[k] for m in log])) for k in log[0]}
-    return {**mean, "ratio_error_first": log[0]["ratio_error"], "updates": float(len(log)), "braked": float(braked)}
+    first = {"ratio_error_first": log[0]["ratio_error"]} if "ratio_error" in mean else {}
+    return {**mean, **first, "updates": float(len(log)), "braked": float(braked)}

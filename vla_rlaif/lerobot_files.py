@@ -104,6 +104,41 @@ def rows(
                     yield values["episode_index"][:, 0], values["frame_index"][:, 0], values
 
 
+def whole_columns(files: Files, columns: Iterable[str]) -> dict[str, np.ndarray]:
+    """Columns of numbers, of every frame: each a row, "B" and the feature's shape."""
+    names = list(dict.fromkeys(columns))
+    tables = [(path, _table(path, names)) for path in _parquet(files.folder, "data")]
+    return {
+        name: np.concatenate(
+            [_values(chunk, files.features[name], path) for path, table in tables for chunk in table[name].chunks]
+        )
+        for name in names
+    }
+
+
+def episode_rows(files: Files, episode: int, columns: Iterable[str]) -> dict[str, np.ndarray]:
+    """Columns of one episode's frames, as in ``rows``; row groups of other episodes are not read."""
+    names = list(dict.fromkeys([*columns, "episode_index"]))
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for path in _parquet(files.folder, "data"):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                if not _may_hold(file.metadata.row_group(group), episode):
+                    continue
+                for batch in file.iter_batches(_BATCH, row_groups=[group], columns=names):
+                    batch = batch.filter(pa.array(batch.column("episode_index").to_numpy() == episode))
+                    for name in names if batch.num_rows else ():
+                        found[name].append(_values(batch.column(name), files.features[name], path))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def _may_hold(group: pq.RowGroupMetaData, episode: int) -> bool:
+    """By the statistics of the row group, if it has some."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    known = next(column.statistics for column in columns if column.path_in_schema == "episode_index")
+    return known is None or not known.has_min_max or known.min <= episode <= known.max
+
+
 def decode_video(files: Files, key: str, episode: int) -> UInt8[np.ndarray, "L height width 3"]:
     from lerobot.datasets.video_utils import decode_video_frames
 

@@ -11,9 +11,9 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, SupportsFloat, SupportsIndex
+from typing import NoReturn, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
@@ -25,17 +25,28 @@ TORN_SUFFIX = ".torn"  # sidecar that keeps what a crash left behind the last wh
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class MetricSink(Protocol):
+    """Somewhere else that gets every step (metric_sinks.py). After a resume, steps come again."""
+
+    def write(self, step: int, numbers: Mapping[str, int | float]) -> None:
+        """All of them finite."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class MetricsLog:
     """Appends the numbers of each step to a run directory. Steps only grow; after a resume, ``rewind`` first."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, sinks: Sequence[MetricSink] = ()) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run_dir / FILE_NAME
         _cut_torn_line(self._path)
         lines = read_metrics(self._path) if self._path.exists() else []
         self._last_step: int | None = lines[-1]["step"] if lines else None
         self._file = self._path.open("a", encoding="ascii")
-        self._events = _EventFile(run_dir / "tensorboard")
+        self._events, self._sinks = _EventFile(run_dir / "tensorboard"), sinks
 
     @property
     def last_step(self) -> int | None:
@@ -54,7 +65,10 @@ class MetricsLog:
         numbers = {name: _plain(value) for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **numbers}, allow_nan=False) + "\n")
         self._file.flush()
-        self._events.scalars(step, {name: value for name, value in numbers.items() if value is not None})
+        finite = {name: value for name, value in numbers.items() if value is not None}
+        self._events.scalars(step, finite)
+        for sink in self._sinks:
+            sink.write(step, finite)
         self._last_step = step
 
     def rewind(self, step: int) -> None:
@@ -71,6 +85,8 @@ class MetricsLog:
     def close(self) -> None:
         self._file.close()
         self._events.close()
+        for sink in self._sinks:
+            sink.close()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -180,7 +196,7 @@ class _EventFile:
         self._writer = RecordWriter(io.BufferedWriter(io.FileIO(log_dir / f"{name}.{number}", "wb")))
         self._add(Event(file_version="brain.Event:2"))
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, int | float]) -> None:
         event = Event(step=step)
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rlaif.episode_store import EpisodeStore
-from vla_rlaif.interfaces import Algorithm, Learner, ReferenceModel, RewardModel, Rollouts, WeightSync
+from vla_rlaif.interfaces import Credit, Learner, ReferenceModel, RewardModel, Rollouts, WeightSync
 from vla_rlaif.preferences.refresh import PreferenceLearner
 from vla_rlaif.types import Weights
 
@@ -19,7 +19,7 @@ class Parts:
     learner: Learner
     sync: WeightSync
     reward: RewardModel
-    algorithm: Algorithm
+    credit: Credit
     preferences: PreferenceLearner | None  # None: the reward is not learned from labels
     metadata: Mapping[str, Any]  # of the policy, for its checkpoints
     export: Callable[[Path, Path], None] | None = None  # writes the policy once more into its checkpoints, for LeRobot

@@ -1,11 +1,12 @@
 """What a run will do and need, from the config alone: neither torch, jax nor mujoco is loaded."""
 
+from vla_rlaif.algorithm_checks import cautions, kl_coef
 from vla_rlaif.cluster_config import RayClusterConfig
-from vla_rlaif.config import RunConfig, cautions, kl_coef
+from vla_rlaif.config import RunConfig
 from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import OctoSettings
-from vla_rlaif.reward_config import PreferenceRewardConfig
+from vla_rlaif.reward_config import PreferenceRewardConfig, learned_part
 
 
 def describe(config: RunConfig) -> str:
@@ -53,10 +54,11 @@ def label_schedule(config: PreferenceRewardConfig, steps: int) -> tuple[int, int
 
 
 def _labels(config: RunConfig) -> str:
-    if not isinstance(config.reward, PreferenceRewardConfig):
+    learned = learned_part(config.reward)
+    if learned is None:
         return f"{config.reward.type}, no labels"
-    labels, fits = label_schedule(config.reward, config.loop.steps)
-    return f"learned from {labels} labels (budget {config.reward.budget}), fitted {fits} times"
+    labels, fits = label_schedule(learned, config.loop.steps)
+    return f"learned from {labels} labels (budget {learned.budget}), fitted {fits} times"
 
 
 def _octo(config: RunConfig) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from vla_rlaif.dist.placement import Bundle, Node, bundles_of, nodes_of, place
 from vla_rlaif.env_config import TabletopConfig
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import OctoCheckpointConfig, OctoSettings
-from vla_rlaif.reward_config import PolicyEncoderConfig, PreferenceRewardConfig
+from vla_rlaif.reward_config import PolicyEncoderConfig, learned_part
 
 GB = 2**30
 
@@ -101,8 +101,8 @@ def needs_of(config: RunConfig, cluster: RayClusterConfig) -> dict[Role, Needs]:
     }
     if roles.reference is not None:
         found["reference"] = Needs(weights=sizes.weights, activations=sizes.acting * micro, cached=sizes.cached * micro)
-    reward = config.reward
-    if isinstance(reward, PreferenceRewardConfig) and isinstance(reward.encoder, PolicyEncoderConfig):
+    reward = learned_part(config.reward)
+    if reward is not None and isinstance(reward.encoder, PolicyEncoderConfig):
         found["reward"] = Needs(weights=sizes.weights, activations=sizes.acting * envs)
     return found
 

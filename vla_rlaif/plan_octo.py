@@ -16,7 +16,7 @@ from vla_rlaif.policies.octo.cost import OctoCost
 from vla_rlaif.policies.octo.recipe import adopted_spec, scratch_spec
 from vla_rlaif.policies.octo.spec import DiffusionSpec, LanguageSpec, ModelSpec
 from vla_rlaif.policy_config import OctoCheckpointConfig, OctoConfig, OctoSettings
-from vla_rlaif.reward_config import PreferenceRewardConfig
+from vla_rlaif.reward_config import learned_part
 from vla_rlaif.tune_config import HeadTuning, LoraTuning
 
 FLOAT = 4  # bytes
@@ -189,8 +189,8 @@ def octo_compute(config: RunConfig, env: TabletopConfig, cost: OctoCost) -> Comp
     update = frozen + (2 + 3 * config.learner.epochs) * forward
     learned = loop.steps * env.num_envs * per_episode
     judged = -(-loop.steps // loop.validate_every) * loop.validation_episodes + 2 * config.evaluate.episodes
-    reward = config.reward
-    looked = loop.steps * env.num_envs + reward.initial_episodes if isinstance(reward, PreferenceRewardConfig) else 0
+    reward = learned_part(config.reward)
+    looked = 0 if reward is None else loop.steps * env.num_envs + reward.initial_episodes
     warm = 0
     if _imitates(config):
         assert config.warm_start is not None

@@ -128,6 +128,22 @@ class GaussianConfig(Model):
         return "sum"
 
 
+class MlpConfig(Model):
+    """Gaussian policy around a multilayer perceptron on the state: for envs whose state says all that matters."""
+
+    type: Literal["mlp"] = "mlp"
+    hidden: tuple[Positive, ...] = (128, 128)  # units of each layer
+    std: Annotated[float, Field(gt=0)] = 0.3  # of the noise on every action, action units
+
+    @property
+    def backend(self) -> Literal["jax"]:
+        return "jax"
+
+    @property
+    def logp_reduction(self) -> Literal["sum"]:
+        return "sum"
+
+
 class CustomPolicyConfig(Model):
     """A policy from the user's own code: `package.module:name`, called with (spec, seed=) and ``options``."""
 
@@ -140,6 +156,8 @@ class CustomPolicyConfig(Model):
 
 # What can imitate demonstrations, is kept as a run's start, and has a form of its origin to be exported in.
 VLASettings = OctoSettings | LeRobotSettings | TokenVLAConfig
+# What can imitate demonstrations and is kept as a run's start.
+ImitatorSettings = VLASettings | MlpConfig
 PolicyConfig = (
     OctoConfig
     | OctoCheckpointConfig
@@ -147,5 +165,6 @@ PolicyConfig = (
     | LeRobotConfig
     | TokenVLAConfig
     | GaussianConfig
+    | MlpConfig
     | CustomPolicyConfig
 )

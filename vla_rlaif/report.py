@@ -36,6 +36,8 @@ def render(run: RunRecord) -> str:
         "Time": report_training.phases(run),
         "Setting": _settings(run),
     }
+    if (run.run_dir / "reward_card.html").exists():
+        sections["Reward"] = '<p><a href="reward_card.html">The card of the final reward model</a></p>'
     body = "\n".join(f"<section><h2>{title}</h2>\n{content}\n</section>" for title, content in sections.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

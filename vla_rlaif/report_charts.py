@@ -60,12 +60,14 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels over the same steps, top to bottom."""
+    """Panels over the same steps, or over the values of another key, top to bottom."""
 
     name: str  # prefix of its SVG ids
     title: str
     panels: tuple[Panel, ...]
     caption: str
+    x: str = "step"
+    x_label: str = "training step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +78,23 @@ class Points:
     values: Float[np.ndarray, " K"]
 
 
-def points(metrics: Sequence[dict], key: str, *, share_of: str | None = None, scale: float = 1.0) -> Points:
-    """The values of a key over the steps."""
+def points(
+    metrics: Sequence[dict], key: str, *, share_of: str | None = None, scale: float = 1.0, x: str = "step"
+) -> Points:
+    """The values of a key over the steps, or over another key ``x``."""
     rows = [row for row in metrics if key in row and (share_of is None or row.get(share_of))]
+    rows = [row for row in rows if row.get(x) is not None]
     values = [np.nan if row[key] is None else row[key] / (row[share_of] if share_of else 1) for row in rows]
-    return Points(steps=np.array([row["step"] for row in rows], float), values=scale * np.array(values, float))
+    return Points(steps=np.array([row[x] for row in rows], float), values=scale * np.array(values, float))
 
 
-def has_data(metrics: Sequence[dict], line: Line) -> bool:
-    return bool(np.isfinite(points(metrics, line.key, share_of=line.share_of).values).any())
+def has_data(metrics: Sequence[dict], line: Line, x: str = "step") -> bool:
+    return bool(np.isfinite(points(metrics, line.key, share_of=line.share_of, x=x).values).any())
 
 
 def line_chart(chart: Chart, metrics: Sequence[dict]) -> str | None:
     """The panels that have data, as SVG; None if none has."""
-    panels = [panel for panel in chart.panels if any(has_data(metrics, line) for line in panel.lines)]
+    panels = [panel for panel in chart.panels if any(has_data(metrics, line, chart.x) for line in panel.lines)]
     if not panels:
         return None
     heights = [panel.height for panel in panels]
@@ -99,9 +104,9 @@ def line_chart(chart: Chart, metrics: Sequence[dict]) -> str | None:
         axes = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for axis, panel in zip(axes, panels, strict=True):
             _frame(axis)
-            spoken += _draw(axis, panel, metrics)
-        axes[-1].set_xlabel("training step", color=MUTED)
-        axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+            spoken += _draw(axis, panel, metrics, chart.x)
+        axes[-1].set_xlabel(chart.x_label, color=MUTED)
+        axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=5, integer=chart.x == "step"))
         return _svg(figure, name=chart.name, alt=f"{chart.title}. " + " ".join(spoken))
 
 
@@ -155,15 +160,15 @@ def _frame(axis: Axes) -> None:
         spine.set_color(MUTED)
 
 
-def _draw(axis: Axes, panel: Panel, metrics: Sequence[dict]) -> list[str]:
+def _draw(axis: Axes, panel: Panel, metrics: Sequence[dict], x: str) -> list[str]:
     """Draw the curves that have data; returns a sentence for each, for readers who cannot see them."""
     scale = 100.0 if panel.is_percent else 1.0
     spoken = []
     for i, line in enumerate(panel.lines):
-        if not has_data(metrics, line):
+        if not has_data(metrics, line, x):
             continue
-        curve = points(metrics, line.key, share_of=line.share_of, scale=scale)
-        is_sparse = len(curve.steps) <= 1 or line.interval is not None
+        curve = points(metrics, line.key, share_of=line.share_of, scale=scale, x=x)
+        is_sparse = len(curve.steps) <= 1 or line.interval is not None or x != "step"
         axis.plot(
             curve.steps,
             curve.values,
@@ -179,7 +184,7 @@ def _draw(axis: Axes, panel: Panel, metrics: Sequence[dict]) -> list[str]:
             if np.array_equal(low.steps, curve.steps) and np.array_equal(high.steps, curve.steps):
                 axis.fill_between(curve.steps, low.values, high.values, color=SERIES[i], alpha=0.2, linewidth=0)
                 axis.vlines(curve.steps, low.values, high.values, color=SERIES[i], alpha=0.6, linewidth=1)
-        spoken.append(_sentence(line, curve, unit=" %" if panel.is_percent else ""))
+        spoken.append(_sentence(line, curve, unit=" %" if panel.is_percent else "", x=x))
     if panel.reference is not None:
         axis.axhline(scale * panel.reference, color=MUTED, linewidth=1, linestyle=":")
     axis.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=panel.is_count, min_n_ticks=1))
@@ -202,10 +207,10 @@ def _label(axis: Axes, panel: Panel, *, num_lines: int) -> None:
         axis.legend(frameon=False, labelcolor=INK, fontsize=10, handlelength=2.4, columnspacing=1.2, **place)
 
 
-def _sentence(line: Line, curve: Points, *, unit: str) -> str:
+def _sentence(line: Line, curve: Points, *, unit: str, x: str) -> str:
     finite = np.isfinite(curve.values)
     steps, values = curve.steps[finite], curve.values[finite]
-    first, last = f"{values[0]:.3g}{unit} at step {steps[0]:.0f}", f"{values[-1]:.3g}{unit} at step {steps[-1]:.0f}"
+    first, last = f"{values[0]:.3g}{unit} at {x} {steps[0]:.4g}", f"{values[-1]:.3g}{unit} at {x} {steps[-1]:.4g}"
     return f"{line.label}: {last}." if len(values) == 1 else f"{line.label}: from {first} to {last}."
 
 

@@ -55,7 +55,7 @@ def load_run(run_dir: Path) -> RunRecord:
         config=_read_config(run_dir / "config.yaml"),
         result=_read_result(run_dir / "result.json"),
         metrics=read_metrics(metrics_path) if metrics_path.exists() else [],
-        clips=_read_clips(run_dir / "clips.npz"),
+        clips=read_clips(run_dir / "clips.npz"),
     )
     if record.config is None and record.result is None and not record.metrics:
         raise ValueError(
@@ -90,7 +90,7 @@ def _mapping(data: Any, path: Path) -> Mapping[str, Any]:
     return data
 
 
-def _read_clips(path: Path) -> Clips | None:
+def read_clips(path: Path) -> Clips | None:
     if not path.exists():
         return None
     try:

@@ -49,6 +49,19 @@ CHARTS = (
         "True return is progress in [-1, 1] plus 1 on success.",
     ),
     Chart(
+        name="monitor",
+        title="Is the reward being hacked?",
+        x="monitor/sqrt_kl",
+        x_label="distance from the start policy, sqrt(KL in nats)",
+        panels=(
+            Panel(label="reward gained (the proxy)", lines=(Line(key="monitor/proxy_gain", label="reward gained"),)),
+            Panel(label="what is wanted (gold)", lines=(Line(key="monitor/gold", label="gold"),)),
+            Panel(label="strikes", lines=(Line(key="monitor/strikes", label="strikes"),), is_count=True),
+        ),
+        caption="Validations, by distance. A reward that rises while gold falls is being hacked; a strike is a "
+        "validation where both are beyond doubt against the best one (docs/reward_hacking.md).",
+    ),
+    Chart(
         name="quality",
         title="Reward model quality",
         panels=(
@@ -143,7 +156,7 @@ def charts(run: RunRecord) -> str:
 
 def _card(chart: Chart, run: RunRecord) -> str:
     lines = [line for panel in chart.panels for line in panel.lines]
-    absent = [line.label for line in lines if not has_data(run.metrics, line)]
+    absent = [line.label for line in lines if not has_data(run.metrics, line, chart.x)]
     note = f'<p class="missing">Not recorded (yet): {escape(", ".join(absent))}.</p>' if absent else ""
     return (
         f'<figure class="card"><h3>{escape(chart.title)}</h3>{line_chart(chart, run.metrics) or ""}{note}'

@@ -248,20 +248,27 @@ def frames_at(
 
 
 def make_batch(
-    episodes: Episodes, advantage: Float[np.ndarray, " N"], num_valid: float, *, window: int = 1, is_stale: bool = False
+    episodes: Episodes,
+    advantage: Float[np.ndarray, " N"] | Float[np.ndarray, "N T"],
+    num_valid: float,
+    *,
+    window: int = 1,
+    is_stale: bool = False,
 ) -> Batch:
-    """Keep the live decisions of episodes that have an advantage, flattened to B rows, with what each of them saw.
+    """Keep the live decisions that have an advantage, of their own or their episode's, flattened to B rows, with what
+    each of them saw.
 
     ``is_stale``: older weights acted, so the log-probs that they gave go along. Of a chunk that success cut short they
     cover more than was executed, which the learner cannot take apart: such a decision has NaN there.
     """
     e = episodes
-    n, t = np.nonzero(e.mask & (advantage != 0)[:, None])
+    worth = np.broadcast_to(advantage if advantage.ndim == 2 else advantage[:, None], e.mask.shape)
+    n, t = np.nonzero(e.mask & (worth != 0))
     return Batch(
         obs=frames_at(e.images, e.state, e.instruction, n, t, window),
         trace={k: v[n, t] for k, v in e.trace.items()},
         executed=e.executed[n, t],
-        advantage=advantage[n].astype(np.float32),
+        advantage=worth[n, t].astype(np.float32),
         mask=np.ones(len(n), bool),
         num_valid=num_valid,
         logp_acted=np.where((e.executed == e.action.shape[2])[..., None], e.logp, np.nan)[n, t] if is_stale else None,

@@ -1,40 +1,43 @@
 """A run from start to finish: start policy, success before, the training loop, success after, report.
 
 runs/<name>/  config.yaml  manifest.json  start/ best/ checkpoints/  preferences.sqlite
-              before.npz  metrics.jsonl  clips.npz  result.json  report.html
+              before.npz  metrics.jsonl  episodes/  clips.npz  result.json  report.html
+              reward_card.json  reward_card.html (of a learned reward)
 """
 
 import io
 import json
-import platform
 import resource
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from vla_rlaif.build import build_env, build_parts, check_reward
+from vla_rlaif.algorithm_checks import cautions
+from vla_rlaif.algorithm_config import PPOConfig
+from vla_rlaif.build import build_env, build_parts, check_reward, fittable
 from vla_rlaif.build_labeller import check_judge
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, write_whole
 from vla_rlaif.cluster_config import LocalClusterConfig
-from vla_rlaif.config import RunConfig, cautions
+from vla_rlaif.config import RunConfig
 from vla_rlaif.doctor import require
 from vla_rlaif.evaluate import Evaluation, evaluate
 from vla_rlaif.interfaces import Rollouts, VectorEnv
 from vla_rlaif.lerobot_config import LeRobotSettings
-from vla_rlaif.metrics import MetricsLog
+from vla_rlaif.manifest import config_text, continued, differences, manifest, read_manifest, versions
+from vla_rlaif.metric_sinks import check_logging, open_log
+from vla_rlaif.parts import Parts
 from vla_rlaif.report import write_report
-from vla_rlaif.reward_config import PreferenceRewardConfig
+from vla_rlaif.reward_config import LeRobotRewardConfig, learned_part, parts_of
 from vla_rlaif.rollout import Split
 from vla_rlaif.rollouts_local import LocalRollouts
+from vla_rlaif.score import try_reward
 from vla_rlaif.stage import Stage, Trained
 from vla_rlaif.start import check_groups, start_policy
 from vla_rlaif.token_config import TokenVLAConfig
@@ -42,18 +45,21 @@ from vla_rlaif.train import train
 from vla_rlaif.types import Weights
 
 Say = Callable[[str], None]
-PACKAGES = ("vla_rlaif", "numpy", "mujoco", "jax", "flax", "optax", "torch")
 
 
-def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say) -> dict[str, Any]:
-    """Run everything and return what is written to result.json."""
+def align(config: RunConfig, *, resume: bool, overwrite: bool, say: Say, same_as: Path | None = None) -> dict[str, Any]:
+    """Run everything and return what is written to result.json. What differs here from the manifest ``same_as`` is
+    said."""
     begun, run_dir = time.monotonic(), config.run_dir
     _check(config, run_dir, resume=resume, overwrite=overwrite)
     _check_extras(config)
     check_reward(config)
     for caution in cautions(config):
         say(f"caution: {caution}")
-    create = partial(_create, config, run_dir, resume=resume)
+    if same_as is not None:
+        for line in differences(read_manifest(same_as), manifest(config)) or ["nothing"]:
+            say(f"differs from {same_as}: {line}")
+    create = partial(_create, config, run_dir, say, resume=resume)
     with _stage(config, run_dir, create, say) as stage:
         before = _before(config, stage.rollouts, run_dir)
         say(f"success before: {before.success:.3f} [{before.low:.3f}, {before.high:.3f}] of {before.episodes}")
@@ -94,9 +100,20 @@ class LocalStage:
 
     def train(self, *, resume: bool) -> Trained:
         parts = build_parts(self._config, self._env, self._policy, self._run_dir)
-        with MetricsLog(self._run_dir) as log:
+        with open_log(self._config, self._run_dir) as log:
             state = train(self._config, parts, log, self._run_dir, resume=resume, say=self._say)
+        if parts.preferences is not None:
+            self._write_reward_card(parts)
         return Trained(state=state, num_labels=parts.preferences.num_labels if parts.preferences is not None else 0)
+
+    def _write_reward_card(self, parts: Parts) -> None:
+        from vla_rlaif.reward_models.preference import PreferenceReward
+        from vla_rlaif.reward_run_card import write_run_card
+
+        reward = fittable(parts.reward)
+        if isinstance(reward, PreferenceReward) and parts.preferences is not None:
+            for sentence in write_run_card(parts.preferences, reward, self._run_dir):
+                self._say(f"reward card: {sentence}")
 
     def act_with(self, weights: Weights, version: int) -> None:
         self._policy.load(weights, version)
@@ -114,6 +131,7 @@ def _stage(config: RunConfig, run_dir: Path, create: Callable[[], None], say: Sa
     env = build_env(config.env)
     try:
         check_judge(config, env.spec, run_dir)
+        try_reward(config, env)
         create()
         yield LocalStage(config, run_dir, env, say)
     finally:
@@ -130,7 +148,7 @@ def _check(config: RunConfig, run_dir: Path, *, resume: bool, overwrite: bool) -
     if resume and RunCheckpoints(run_dir / "checkpoints", 2).exists():
         old = RunConfig.model_validate(yaml.safe_load(saved.read_text()))
         old, new = _without_layout(old), _without_layout(config)
-        same = [k for k in RunConfig.model_fields if k not in ("out", "loop")]
+        same = [k for k in RunConfig.model_fields if k not in ("out", "loop", "logging", "record", "monitor")]
         differ = [k for k in same if getattr(old, k) != getattr(new, k)]
         if differ:
             raise ValueError(
@@ -144,8 +162,13 @@ def _check_extras(config: RunConfig) -> None:
     require(config.policy.backend, what)
     if isinstance(config.policy, LeRobotSettings | TokenVLAConfig):
         require("lerobot", what)
-    if isinstance(config.reward, PreferenceRewardConfig):
+    if learned_part(config.reward) is not None:
         require("torch", "reward.type preference")
+    if isinstance(config.algorithm, PPOConfig):
+        require("torch", "algorithm.type ppo")
+    if any(isinstance(part, LeRobotRewardConfig) for part in parts_of(config.reward)):
+        require("lerobot", "reward.type lerobot")
+    check_logging(config.logging)
 
 
 def _without_layout(config: RunConfig) -> RunConfig:
@@ -155,23 +178,15 @@ def _without_layout(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"learner": learner, "cluster": LocalClusterConfig()})
 
 
-def _create(config: RunConfig, run_dir: Path, *, resume: bool) -> None:
+def _create(config: RunConfig, run_dir: Path, say: Say, *, resume: bool) -> None:
     if not resume and run_dir.exists():
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    write_whole(run_dir / "config.yaml", text.encode())
-    write_whole(run_dir / "manifest.json", json.dumps(manifest(), indent=1).encode())
-
-
-def manifest() -> dict[str, Any]:
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return {"versions": versions(), "python": platform.python_version(), "git": git.stdout.strip() or None}
-
-
-def versions() -> dict[str, str]:
-    installed = {d.metadata["Name"].replace("-", "_"): d.version for d in metadata.distributions()}
-    return {name: installed[name] for name in PACKAGES if name in installed}
+    write_whole(run_dir / "config.yaml", config_text(config).encode())
+    now, differ = continued(run_dir / "manifest.json", manifest(config))
+    write_whole(run_dir / "manifest.json", json.dumps(now, indent=1).encode())
+    for line in differ:
+        say(f"caution: the run began elsewhere or otherwise. {line}")
 
 
 def _before(config: RunConfig, rollouts: Rollouts, run_dir: Path) -> Evaluation:

@@ -2,6 +2,9 @@
 
     learner/*         parameters, average, reference, optimiser, version
     preferences/*     labels' features, counts and ids; the reward model
+    credit/*          what the algorithm learns besides the policy: a critic, a KL coefficient; DPO's pairs
+    frozen/*          of a composite reward: its reference batch
+    monitor/*         the validations that the monitor compares with
     acting/*          with steps played ahead: the weights of those that the checkpoint leaves to be played again
     state.json        RunState
 
@@ -14,6 +17,7 @@ import numpy as np
 
 from vla_rlaif.checkpoint import RunCheckpoints
 from vla_rlaif.checkpoint_writer import CheckpointWriter
+from vla_rlaif.composite import CompositeReward
 from vla_rlaif.gather import Gathered
 from vla_rlaif.parts import Acting, Parts
 from vla_rlaif.types import Weights
@@ -36,13 +40,20 @@ class Restored:
     state: RunState
     learner: Weights
     acting: Acting | None  # the weights with which the step after the checkpoint was played; None: the learner's
+    monitor: Weights
     problems: list[str]
 
 
-def save(writer: CheckpointWriter, parts: Parts, state: RunState, gathered: Gathered, acting: Acting) -> None:
+def save(
+    writer: CheckpointWriter, parts: Parts, state: RunState, gathered: Gathered, acting: Acting, monitor: Weights
+) -> None:
     """After the step of ``gathered``, which was trained on. What is gathered beyond it is played again on resume."""
     tensors = {f"learner/{k}": v for k, v in parts.learner.state().items()}
     tensors |= {f"preferences/{k}": v for k, v in gathered.preferences.items()}
+    tensors |= {f"credit/{k}": v for k, v in parts.credit.state().items()}
+    tensors |= {f"monitor/{k}": v for k, v in monitor.items()}
+    if isinstance(parts.reward, CompositeReward):
+        tensors |= {f"frozen/{k}": v for k, v in parts.reward.frozen().items()}
     if acting.trained is not None:
         tensors |= {f"acting/params/{k}": v for k, v in acting.trained.items()}
         tensors |= {"acting/step": np.array(acting.step), "acting/version": np.array(acting.version)}
@@ -56,6 +67,9 @@ def restore(checkpoints: RunCheckpoints, parts: Parts) -> Restored:
     part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
     if parts.preferences is not None:
         parts.preferences.restore(part("preferences/"))
+    parts.credit.restore(part("credit/"))
+    if isinstance(parts.reward, CompositeReward):
+        parts.reward.thaw(part("frozen/"))
     if parts.stored is not None:
         parts.stored.read = dict(saved["shards_read"])
     acting = None
@@ -63,7 +77,7 @@ def restore(checkpoints: RunCheckpoints, parts: Parts) -> Restored:
         step, version = int(tensors["acting/step"]), int(tensors["acting/version"])
         acting = Acting(step=step, version=version, trained=part("acting/params/"))
     state = RunState(**{k: saved[k] for k in vars(RunState())})
-    return Restored(state=state, learner=part("learner/"), acting=acting, problems=problems)
+    return Restored(state=state, learner=part("learner/"), acting=acting, monitor=part("monitor/"), problems=problems)
 
 
 def as_before(learner: Weights, acting: Acting) -> Weights:

@@ -21,7 +21,8 @@ from vla_rlaif.dataset import Demonstrations, load_demonstrations, save_demonstr
 from vla_rlaif.env_config import ProcessEnvConfig, TabletopConfig
 from vla_rlaif.interfaces import VectorEnv
 from vla_rlaif.lerobot_config import LeRobotSettings
-from vla_rlaif.policy_config import OctoSettings, VLASettings
+from vla_rlaif.policy_config import ImitatorSettings, OctoSettings
+from vla_rlaif.reward_config import learned_part
 from vla_rlaif.rollout import train_starts
 from vla_rlaif.types import EnvSpec
 from vla_rlaif.warm_start_config import WarmStartConfig
@@ -50,9 +51,9 @@ def check_groups(env: VectorEnv, config: RunConfig) -> None:
 def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Any:
     """The policy a run starts from, made once and kept in ``run_dir/start``."""
     folder = run_dir / "start"
-    if config.algorithm.anchor_coef:
+    if _keeps_demonstrations(config):
         run_demonstrations(config, env, run_dir, say)
-    if isinstance(config.policy, VLASettings) and not folder.exists():
+    if isinstance(config.policy, ImitatorSettings) and not folder.exists():
         warm = config.warm_start
         if warm is None:
             policy = build_policy(config.policy, env.spec, config.seed)
@@ -68,7 +69,7 @@ def start_policy(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> 
 
 def stored_start(config: RunConfig, spec: EnvSpec, run_dir: Path) -> Any:
     """The policy that the run starts from, after ``start_policy`` has made it."""
-    if not isinstance(config.policy, VLASettings):
+    if not isinstance(config.policy, ImitatorSettings):
         return build_policy(config.policy, spec, config.seed)
     policy = load_folder(run_dir / "start", config, spec)
     if isinstance(config.policy, OctoSettings):
@@ -83,7 +84,7 @@ def _say_adaptation(policy: Any, say: Say) -> None:
 
 
 def run_demonstrations(config: RunConfig, env: VectorEnv, run_dir: Path, say: Say) -> Demonstrations:
-    """Those of the warm start. An anchor needs them as long as the run lasts, so they are kept in its directory."""
+    """Those of the warm start. Where they are needed as long as the run lasts, they are kept in its directory."""
     warm, folder = config.warm_start, run_dir / "demonstrations"
     assert warm is not None
     if folder.exists():
@@ -92,10 +93,16 @@ def run_demonstrations(config: RunConfig, env: VectorEnv, run_dir: Path, say: Sa
         demos = demonstrations_from(warm.data, env.spec, warm)
     else:
         demos = demonstrations(config, warm, say)
-    if config.algorithm.anchor_coef:
+    if _keeps_demonstrations(config):
         with WholeFolder(folder) as part:
             save_demonstrations(part, demos, {"env": config.env.model_dump(mode="json"), "seed": config.seed})
     return demos
+
+
+def _keeps_demonstrations(config: RunConfig) -> bool:
+    """For the anchor, or for heads of the reward that learn from what is known to succeed."""
+    learned = learned_part(config.reward)
+    return bool(config.algorithm.anchor_coef) or (learned is not None and "demonstrations" in learned.outcomes)
 
 
 def demonstrations(config: RunConfig, warm: WarmStartConfig, say: Say) -> Demonstrations:

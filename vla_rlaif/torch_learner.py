@@ -4,6 +4,7 @@ Axes: see types.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -128,8 +129,9 @@ class TorchLearner:
 
     @torch.no_grad()
     def _prepare(self, work: Work) -> list[list[Micro]]:
-        """The inputs of all epochs, the log-probs of the weights that acted and the reference's means."""
-        minibatches = [[self._targets(rows, work.num_valid) for rows in minibatch] for minibatch in work.minibatches]
+        """The inputs of all epochs, the log-probs of the algorithm's baseline and the reference's means."""
+        with self._baseline():
+            minibatches = [[self._targets(rows, work) for rows in minibatch] for minibatch in work.minibatches]
         if all(means is not None for minibatch in minibatches for *_, means in minibatch):
             return [[_micro(*one) for one in minibatch] for minibatch in minibatches]
         with exchanged(self._trained, self._reference):
@@ -138,7 +140,12 @@ class TorchLearner:
                 for minibatch in minibatches
             ]
 
-    def _targets(self, rows: Rows, num_valid: float) -> tuple[Inputs, Targets, torch.Tensor | None]:
+    def _baseline(self) -> AbstractContextManager[None]:
+        """In which the policy has the parameters that the algorithm compares with."""
+        is_acting = self._algorithm.baseline == "acting"
+        return nullcontext() if is_acting else exchanged(self._trained, self._reference)
+
+    def _targets(self, rows: Rows, work: Work) -> tuple[Inputs, Targets, torch.Tensor | None]:
         """Its last part: the reference's means, if a pool has computed them."""
         device = self._rank.device
         x = self._scorer(self._policy.prepare, on_device(rows.inputs, device))
@@ -152,7 +159,8 @@ class TorchLearner:
             importance=importance,
             advantage=torch.tensor(rows.advantage, device=device),
             mask=torch.tensor(rows.mask, device=device),
-            num_valid=num_valid,
+            num_valid=work.num_valid,
+            kl_coef=work.kl_coef,
         )
         return x, targets, None if rows.reference is None else torch.tensor(rows.reference, device=device)
 

@@ -102,7 +102,8 @@ class TorchRanks:
     def _messages(self, work: Work) -> Iterator[Sequence[tuple[Mapping[str, Any], Arrays]]]:
         """The head, all minibatches, then the demonstrations of all updates."""
         num_updates = sum(len(order) for order in work.orders)
-        head = {"do": "update", "orders": work.orders, "num_valid": work.num_valid, "seed": work.seed}
+        head = {"do": "update", "orders": work.orders, "num_valid": work.num_valid, "kl_coef": work.kl_coef}
+        head["seed"] = work.seed
         head["num_anchors"] = 0 if self._anchor is None else num_updates
         yield [(head, {})] * self._num_ranks
         for minibatch in work.minibatches:
@@ -186,6 +187,7 @@ def _received(head: Mapping[str, Any], link: Link, config: LearnerConfig) -> Wor
         minibatches=minibatches,
         orders=head["orders"],
         num_valid=head["num_valid"],
+        kl_coef=head["kl_coef"],
         anchors=anchors(),
         seed=head["seed"],
     )

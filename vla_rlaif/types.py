@@ -8,12 +8,13 @@ diffusion), B decisions flattened for learning (N * T), M pairs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 Array = Any  # torch.Tensor, jax.Array or np.ndarray. Only learners and policies know which.
+Baseline = Literal["acting", "reference"]  # whose log-probabilities a loss compares with
 Weights = Mapping[str, np.ndarray]  # parameters by '/'-joined name: what checkpoints and weight sync carry
 
 
@@ -127,11 +128,12 @@ class SyncResult:
 class Targets:
     """What the loss compares log-probabilities with. Leaves live on the learner's device."""
 
-    logp_old: Float[Array, "B S"]  # under the weights that acted, recomputed in the learner
+    logp_old: Float[Array, "B S"]  # under the weights of the algorithm's baseline, computed in the learner
     advantage: Float[Array, " B"]
     mask: Bool[Array, " B"]
     num_valid: float | Float[Array, ""]  # what sums are divided by: fixed for the whole step, shared by micro-batches
     importance: Float[Array, "B S"] | None = None  # of stale decisions: logp_old against the weights that acted
+    kl_coef: float | Float[Array, ""] | None = None  # in force in this step; None: the algorithm's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,3 +148,14 @@ class Batch:
     num_valid: float
     logp_acted: Float[np.ndarray, "B S"] | None = None  # of stale decisions, nats, as they were acted
     reference: Float[np.ndarray, "B S D"] | None = None  # means of the reference; None: the learner computes them
+    unit: int = 1  # rows that belong together: a minibatch has all of them, in order, or none
+    kl_coef: float | None = None  # in force in this step; None: the algorithm's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credited:
+    """What an algorithm makes of a step's episodes."""
+
+    batch: Batch
+    advantage: Float[np.ndarray, " N"]  # of each episode, the mean over its decisions; 0: it is not learned from
+    metrics: Mapping[str, float]  # what became of the groups

@@ -31,6 +31,15 @@ def make_learned(context: WorkerContext) -> RewardWorker:
     return RewardWorker(learned())
 
 
+def headed() -> PreferenceReward:
+    config = PreferenceConfig(hidden=(16,), heads=("return", "progress"))
+    return PreferenceReward(StateEncoder(), config, FitConfig(num_steps=20, batch_size=16))
+
+
+def make_headed(context: WorkerContext) -> RewardWorker:
+    return RewardWorker(headed())
+
+
 def make_python(context: WorkerContext, function: str) -> RewardWorker:
     return RewardWorker(PythonReward(f"rewards_for_tests:{function}"))
 

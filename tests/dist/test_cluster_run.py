@@ -1,5 +1,6 @@
 """A run on workers that are threads: the numbers of a run in one process, and what is left when one of them dies."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ def plain(tmp_path_factory):
 
 def test_the_numbers_are_those_of_one_process(tmp_path, threads, plain):
     assert comparable(run_on(threads, tmp_path / "run")) == comparable(plain)
+    lines = (tmp_path / "run/episodes/index.jsonl").read_text().splitlines()  # what is kept for looking at
+    assert [json.loads(line)["step"] for line in lines] == [0] and len(json.loads(lines[0])["row"]) == 16
 
 
 def kill(role, workers):

@@ -12,6 +12,7 @@ from vla_rlaif.dist.crew import CrewSettings
 from vla_rlaif.dist.reward_pool import RewardPool
 from vla_rlaif.dist.thread_cluster import ThreadCluster
 from vla_rlaif.interfaces import RewardModel
+from vla_rlaif.preferences.data import ClipFrames
 from vla_rlaif.preferences.refresh import FittableReward
 from vla_rlaif.rollout import take
 
@@ -88,3 +89,27 @@ def test_a_reward_that_raises_is_the_users_error(start):
         pool.score(make_episodes(8))
     assert str(caught.value).splitlines()[-1] == "ZeroDivisionError: the reward is broken"
     assert not [handle for handle in group.handles if handle.incarnation], "a worker whose work raised lives on"
+
+
+def test_frames_are_judged_by_those_that_have_heads(start):
+    plain, _ = start(pool_work.make_learned, 2)
+    assert plain.heads == ("return",)
+    pool, _ = start(pool_work.make_headed, 2)
+    alone, episodes = pool_work.headed(), make_episodes(16, length=np.array([4, 3, 2, 1] * 4))
+    assert pool.heads == ("return", "progress")
+    data, rng, row = make_pair_data(40, num_frames=5), np.random.default_rng(0), np.arange(60)
+    clips = ClipFrames(
+        values=rng.normal(size=(60, 8)).astype(np.float32),
+        progress=row % 5 / 4,
+        success=(row % 5 == 4).astype(float),
+        clip=row // 5,
+        kind=np.zeros(60, np.int64),
+        is_end=row % 5 == 4,
+        held_out=row >= 50,
+    )
+    pool.fit(data, seed=3, clips=clips)
+    alone.fit(data, seed=3, clips=clips)
+    shards = [take(episodes, rows) for rows in np.split(np.arange(16), 2)]
+    wanted = np.concatenate([alone.progress(shard) for shard in shards])
+    np.testing.assert_array_equal(pool.progress(episodes), wanted)
+    assert np.isfinite(wanted[0]).all() and np.isnan(wanted[3, 2:]).all()

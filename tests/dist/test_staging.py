@@ -1,7 +1,7 @@
 """A receiver by itself: what each call does, in every order."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from vla_rlaif.dist.manifest import Manifest, ManifestError, lay_out, layout_of
 from vla_rlaif.dist.payload import pack
 from vla_rlaif.dist.shared_memory import Segment
 from vla_rlaif.dist.staging import Receiver
-from vla_rlaif.dist.tickets import Desk
+from vla_rlaif.dist.tickets import Desk, Share
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,25 @@ def test_a_segment_is_mapped_and_not_copied():
     assert seen.receiver.commit(2).tokens == {segment.token}
     seen.receiver.adopt()
     assert seen.receiver.commit(2).tokens == frozenset()
+
+
+def test_a_segment_that_the_policy_wrote_to_is_mapped_anew():
+    """Its pages would go on showing what was written, and an end that checks another part would not notice."""
+    manifest, handed = payload(0.5, 1)
+    segment, seen = Segment(manifest.num_bytes), Seen()
+    for serial, wanted in ((1, 0.5), (2, 1.5), (3, 2.5)):
+        manifest, handed = payload(wanted, serial)
+        segment.memory[:] = handed.memory
+        ticket = replace(segment.ticket(others=()), share=Share(index=0, of=2))  # no part of the one block
+        seen.receiver.stage(manifest, ticket)
+        vote = seen.receiver.vote(serial, 10.0)
+        assert vote is not None and vote.is_yes
+        seen.receiver.commit(serial)
+        seen.receiver.adopt()
+        np.testing.assert_array_equal(seen.arrays[-1], np.full((3, 5), wanted, np.float32))
+        if serial == 1:
+            seen.arrays[-1][:] = 7.0
+    assert not np.shares_memory(seen.arrays[0], seen.arrays[1]) and np.shares_memory(seen.arrays[1], seen.arrays[2])
 
 
 @dataclass

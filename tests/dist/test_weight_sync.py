@@ -3,7 +3,6 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from vla_rlaif.cluster_config import SyncConfig
 from vla_rlaif.dist.cluster import WorkerContext
 from vla_rlaif.dist.fleet import Health
 from vla_rlaif.dist.manifest import ManifestError, layout_of
-from vla_rlaif.dist.thread_cluster import ThreadCluster
 from vla_rlaif.dist.weight_sync import GroupSync
 
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from sync_ends import (
 from vla_rlaif.cluster_config import SyncConfig
 from vla_rlaif.dist.answers import WorkerError, WorkerLost, answers
 from vla_rlaif.dist.fleet import Health
-from vla_rlaif.dist.thread_cluster import ThreadCluster
+from vla_rlaif.dist.manifest import BLOCK
 from vla_rlaif.dist.weight_sync import GroupSync
 
 
@@ -88,6 +87,80 @@ def spoil(actor: Actor, *, folder: Path) -> None:
 
 def heal(actor: Actor) -> None:
     del actor.receiver.stage
+
+
+@pytest.mark.parametrize("is_one_silent", [False, True])
+@pytest.mark.parametrize("block", range(6))
+def test_damage_that_one_end_sees_keeps_all_from_committing(cluster, tmp_path, block, is_one_silent):
+    """Three receivers look at two of the six blocks each. If one fails, the others look at its blocks too."""
+    sync, learners, actors = a_sync(cluster, "shared_memory", tmp_path, receivers=3)
+    sync.publish()
+    played(actors)
+    stepped(learners)
+    answers([learners.rank0(partial(spoil_memory, block=block))], 5.0, "spoiling")
+    if is_one_silent:
+        answers([actors.handles[block // 2].ask(refuse)], 5.0, "preparing")
+    result = sync.publish()
+    assert (result.ok, result.stale) == (False, ("rollout/0", "rollout/1", "rollout/2"))
+    assert sum(f"from block {block} on, are not what was sent" in problem for problem in result.problems) >= 1
+    assert [acting for acting, _ in played(actors)] == [0, 0, 0]
+    answers([learners.rank0(stop_spoiling)], 5.0, "healing")
+    if is_one_silent:
+        answers([actors.handles[block // 2].ask(heal)], 5.0, "healing")
+    assert sync.publish().stale == ()
+    for acting, weights in played(actors):
+        assert acting == 1
+        assert_equal(weights, 1)
+
+
+def test_the_part_of_one_that_fails_is_checked_by_the_others(cluster, tmp_path):
+    sync, learners, actors = a_sync(cluster, "shared_memory", tmp_path, receivers=3)
+    sync.publish()
+    played(actors)
+    stepped(learners)
+    answers([actors.handles[1].ask(refuse)], 5.0, "preparing")
+    seen = answers([actors.handles[i].ask(note_checked) for i in (0, 2)], 5.0, "preparing")
+    result = sync.publish()
+    assert (result.ok, result.stale) == (True, ("rollout/1",)) and "not today" in result.problems[0]
+    assert [acting for acting, _ in played(actors)] == [1, 0, 1]
+    assert [ballots[-1] for ballots in seen] == [3, 3]  # of six, the two of the one that refused among them
+
+
+def spoil_memory(learner: LearnerEnd, *, block: int) -> None:
+    sender, gather = learner.sender, learner.sender.gather
+
+    def spoilt(order):
+        offer = gather(order)
+        assert offer is not None and sender._trained is not None
+        sender._trained.segment.memory[block * BLOCK + 100] ^= 1
+        return offer
+
+    sender.gather = spoilt
+
+
+def stop_spoiling(learner: LearnerEnd) -> None:
+    del learner.sender.gather
+
+
+def refuse(actor: Actor) -> None:
+    def stage(manifest, ticket):
+        raise RuntimeError("not today")
+
+    actor.receiver.stage = stage
+
+
+def note_checked(actor: Actor) -> list[int]:
+    """A list that grows by the number of blocks that it has checked whenever it votes."""
+    counts, vote = list[int](), actor.receiver.vote
+
+    def counted(serial, wait_s):
+        found = vote(serial, wait_s)
+        if found is not None:
+            counts.append(len(found.checksums))
+        return found
+
+    actor.receiver.vote = counted
+    return counts
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -90,6 +90,27 @@ def test_keys_are_mapped_and_actions_scaled() -> None:
     assert (frame(env) == 100).all()  # 40 x 20 pixels became 16 x 16
 
 
+def test_an_env_of_states_alone_needs_no_camera() -> None:
+    config = GymnasiumConfig(
+        id="Pendulum-v1",
+        cameras={},
+        state=("observation",),
+        success="terminated",
+        instructions=("swing the pole up",),
+        num_envs=2,
+        workers=1,
+        chunk=2,
+        max_steps=4,
+    )
+    env = build_env(config)
+    start = env.reset(np.array([1, 1]))
+    now = env.step(np.array([[[0.5], [0.5]], [[0.5], [-0.5]]]))
+    env.close()
+    assert env.spec.cameras == () and not start.obs.images and not now.obs.images
+    np.testing.assert_allclose(np.hypot(*start.obs.state[:, :2].T), 1, rtol=1e-6)  # cosine and sine of the angle
+    assert now.executed.tolist() == [2, 2] and (now.obs.state[0] != now.obs.state[1]).any()
+
+
 def test_a_rate_is_the_envs_own_or_the_configs() -> None:
     pendulum = {
         "id": "Pendulum-v1",

@@ -21,11 +21,13 @@ from lerobot.policies import make_policy, make_pre_post_processors
 from lerobot.scripts import lerobot_eval
 
 from vla_rlaif.build import build_policy
-from vla_rlaif.config import LearnerConfig
+from vla_rlaif.config import LearnerConfig, parse_config
 from vla_rlaif.envs.tabletop import Tabletop
+from vla_rlaif.evaluation import chosen_starts
+from vla_rlaif.evaluation_verb import Request, evaluate_policies
 from vla_rlaif.grpo import GRPO
 from vla_rlaif.lerobot_config import SmolVLAConfig
-from vla_rlaif.rollout import make_batch, noise_seeds, rollout, train_starts
+from vla_rlaif.rollout import make_batch, noise_seeds, rollout, take_starts, train_starts
 from vla_rlaif.torch_learner import TorchLearner
 from vla_rlaif.types import Starts
 
@@ -134,7 +136,7 @@ def exported(tmp_path_factory):
 
 def test_a_tuned_policy_acts_in_lerobots_evaluation_as_in_ours(config, exported):
     """Whole episodes, action by action, bit for bit. LeRobot draws where a chain starts from a generator of its own; it
-    is given ours: standard normal numbers of the row's seed, after the one that says which steps are stochastic."""
+    is given ours."""
     policy, folder = exported
     seeds = np.arange(FIRST_SEED, FIRST_SEED + NUM_ENVS)
     starts = Starts(seed=seeds, group=np.arange(NUM_ENVS), member=np.zeros(NUM_ENVS, np.int64))
@@ -148,9 +150,7 @@ def test_a_tuned_policy_acts_in_lerobots_evaluation_as_in_ours(config, exported)
     decisions = iter(range(SIZES["max_steps"] // CHUNK))
 
     def our_noise(shape: tuple[int, ...], device: object) -> torch.Tensor:
-        rngs = [np.random.default_rng(int(s)) for s in noise_seeds(0, starts, next(decisions))]
-        drawn = [(rng.integers(0, 1), rng.standard_normal((STEPS + 1, *shape[1:]), np.float32)[0]) for rng in rngs]
-        return torch.from_numpy(np.stack([x for _, x in drawn]))
+        return starting_noise(noise_seeds(0, starts, next(decisions)), shape)
 
     theirs.model.sample_noise = our_noise
     envs = make_env(config, n_envs=NUM_ENVS)[KIND][0]
@@ -167,6 +167,65 @@ def test_a_tuned_policy_acts_in_lerobots_evaluation_as_in_ours(config, exported)
     actions = ours.action.reshape(NUM_ENVS, -1, 7)
     np.testing.assert_array_equal(np.clip(played["action"].numpy(), -1, 1)[live], np.clip(actions, -1, 1)[live])
     assert live.all() and actions.std() > 0.01
+
+
+def test_our_evaluation_agrees_with_lerobots(exported, tmp_path):
+    """The same folder on the same start states, some won and some lost: success by success. LeRobot sums rewards up to
+    one step after the end (its mask is `<= done_index + 1`); here that is a frozen step of reward 0, so sums agree."""
+    _, folder = exported
+    num, radius = 6, 0.17
+    kind = EnvConfig.get_choice_class(KIND)(task="reach", success_radius=radius, **SIZES)
+    run: dict[str, Any] = {
+        "env": {
+            "type": "tabletop",
+            "num_envs": NUM_ENVS,
+            "chunk": CHUNK,
+            "threads": 1,
+            "success_radius": radius,
+            **SIZES,
+        },
+        "policy": {"type": "lerobot", "path": str(folder)},
+        "algorithm": {"group_size": 2},
+        "evaluate": {"episodes": num, "clips": 1},
+    }
+    asked = Request(policy=(str(folder),), first_seed=FIRST_SEED, to=tmp_path / "ours.json")
+    evaluate_policies(parse_config(run, source="test"), asked, lambda text: None)
+    ours = json.loads((tmp_path / "ours.json").read_text())
+
+    settings = PreTrainedConfig.from_pretrained(folder)
+    settings.pretrained_path = folder
+    theirs: Any = make_policy(settings, env_cfg=kind).eval()
+    starts, _ = chosen_starts(Tabletop("reach", num_envs=1, **SIZES).spec, num, FIRST_SEED)
+    batches = (take_starts(starts, np.arange(first, first + NUM_ENVS)) for first in range(0, num, NUM_ENVS))
+    turns = ((part, turn) for part in batches for turn in range(SIZES["max_steps"] // CHUNK))
+
+    def our_noise(shape: tuple[int, ...], device: object) -> torch.Tensor:
+        return starting_noise(noise_seeds(0, *next(turns)), shape)
+
+    theirs.model.sample_noise = our_noise
+    envs = make_env(kind, n_envs=NUM_ENVS)[KIND][0]
+    info: Any = lerobot_eval.eval_policy(
+        envs,
+        theirs,
+        *make_env_pre_post_processors(env_cfg=kind, policy_cfg=settings),
+        *make_pre_post_processors(settings, pretrained_path=str(folder)),
+        n_episodes=num,
+        start_seed=FIRST_SEED,
+    )
+    envs.close()
+    rows = info["per_episode"]
+    assert [row["seed"] for row in rows] == ours["start_seeds"]
+    assert [row["success"] for row in rows] == ours["outcomes"] and 0 < sum(ours["outcomes"]) < num
+    assert info["aggregated"]["pc_success"] == pytest.approx(100 * ours["success"])
+    assert [row["sum_reward"] for row in rows] == [float(won) for won in ours["outcomes"]]
+
+
+def starting_noise(seeds: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
+    """Where our chains start: standard normal numbers of the row's seed, after the one that says which steps are
+    stochastic."""
+    rngs = [np.random.default_rng(int(s)) for s in seeds]
+    drawn = [(rng.integers(0, 1), rng.standard_normal((STEPS + 1, *shape[1:]), np.float32)[0]) for rng in rngs]
+    return torch.from_numpy(np.stack([x for _, x in drawn]))
 
 
 def test_the_command_runs_to_its_end(exported, tmp_path, monkeypatch):

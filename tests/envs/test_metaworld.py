@@ -1,5 +1,6 @@
 """Meta-World behind our seam, against the suite's own loop, renderer and experts."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from vla_rlaif.build import build_env
 from vla_rlaif.collect import collect_demonstrations
+from vla_rlaif.config import parse_config
 from vla_rlaif.env_config import MetaWorldConfig
 from vla_rlaif.envs.metaworld import MetaWorldTask
 from vla_rlaif.envs.metaworld_tasks import MT10, SENTENCES, chosen
+from vla_rlaif.run import align
 from vla_rlaif.warm_start_config import CollectConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:Constant")  # the suite's experts say that their gains are high
@@ -20,8 +23,8 @@ STEPS = 40
 
 
 def make(tasks: tuple[str, ...] = MT10, **change: Any) -> MetaWorldTask:
-    settings: dict[str, Any] = {"cameras": ("corner2",), "image_size": 32, "renderer": "egl"}
-    settings |= {"fast_render": True, "randomize": {}} | change
+    settings: dict[str, Any] = {"observation": "proprio", "cameras": ("corner2",), "image_size": 32}
+    settings |= {"renderer": "egl", "fast_render": True, "randomize": {}} | change
     return MetaWorldTask(tasks=tasks, **settings)
 
 
@@ -76,7 +79,9 @@ def test_the_expert_solves_the_task(mt10: MetaWorldTask, task: str) -> None:
         assert any(mt10.step(mt10.expert().astype(float)).success for _ in range(150))
 
 
-def test_equal_seeds_are_one_start_whatever_was_played_before(mt10: MetaWorldTask) -> None:
+def test_equal_seeds_are_one_start_whatever_was_played_before(
+    mt10: MetaWorldTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for task in ("push-v3", "door-open-v3", "peg-insert-side-v3"):
         fresh = make((task,))
         fresh.reset(seed := seed_of(task, 5))
@@ -84,10 +89,41 @@ def test_equal_seeds_are_one_start_whatever_was_played_before(mt10: MetaWorldTas
         for _ in range(3):
             mt10.step(np.array([1.0, -1.0, 1.0, 1.0]))
         assert mt10.fingerprint() != fresh.fingerprint()
+        monkeypatch.setattr(MetaWorldTask, "_last_start", None)  # or it would take over the start of the other
         again = mt10.reset(seed)
         assert mt10.fingerprint() == fresh.fingerprint(), task
         assert again.instruction == SENTENCES[task]
         fresh.close()
+
+
+@pytest.mark.parametrize("task", ["bin-picking-v3", "peg-insert-side-v3", "coffee-button-v3"])
+def test_a_member_that_takes_over_a_start_goes_on_as_the_one_that_made_it(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, taken = (make((task,), observation="full", cameras=(), randomize={"mass": 0.3}) for _ in range(2))
+    taken.reset(1)
+    for _ in range(3):
+        taken.step(np.ones(4))  # its attributes are another episode's
+    start = made.reset(2)
+    forbidden = functools.partial(pytest.fail, "the suite's reset ran again")
+    with monkeypatch.context() as patch:
+        patch.setattr(taken._env, "reset_model", forbidden)
+        again = taken.reset(2)
+    assert taken.fingerprint() == made.fingerprint()
+    np.testing.assert_array_equal(again.state, start.state)
+    monkeypatch.setattr(MetaWorldTask, "_last_start", None)
+    for _ in range(STEPS // 2):
+        action = made.expert().astype(float)
+        a, b = made.step(action), taken.step(action)
+        np.testing.assert_array_equal(a.state, b.state)
+        assert (a.truth, a.success) == (b.truth, b.success)
+    assert taken.fingerprint() == made.fingerprint()
+    other = make((task,), observation="full", cameras=(), randomize={"mass": 0.4}, image_size=16)
+    made.reset(2)
+    other.reset(2)
+    assert other.fingerprint() != made.fingerprint()  # a start is of its model too
+    for env in (made, taken, other):
+        env.close()
 
 
 @pytest.mark.parametrize("task", MT10)
@@ -153,6 +189,49 @@ def test_randomisation_is_of_the_seed_and_changes_what_it_names() -> None:
     other.restore(saved)
     np.testing.assert_array_equal(frame(other), image)
     np.testing.assert_array_equal(other._env.model.body_mass / np.maximum(plain._env.model.body_mass, 1e-12), factor)
+
+
+def test_the_full_observation_is_the_suites_and_needs_no_camera() -> None:
+    env = make(("push-v3",), observation="full", cameras=())
+    before = env.reset(3)
+    now = env.step(np.array([0.5, 0.5, -0.5, 1.0]))
+    suite = env._env
+    assert env.spec.state_dim == 39 and now.state.dtype == np.float32
+    hand = suite.get_endeff_pos()
+    puck = suite.get_body_com("obj")  # metres; push-v3 has one object, and nothing at the second place
+    for where, wanted in (
+        (slice(0, 3), hand),
+        (slice(4, 7), puck),
+        (slice(11, 18), 0),
+        (slice(36, 39), suite._target_pos),
+    ):
+        np.testing.assert_allclose(now.state[where], wanted, atol=1e-6)
+    np.testing.assert_array_equal(now.state[18:36], before.state[:18])  # an env step ago
+    saved = env.snapshot()
+    later = env.step(np.ones(4))
+    env.restore(saved)
+    np.testing.assert_array_equal(env.step(np.ones(4)).state, later.state)
+    env.render(np.empty((0, 32, 32, 3), np.uint8))
+    env.close()
+
+
+def test_a_run_from_states_draws_nothing(tmp_path: Path) -> None:
+    data = {
+        "env": {"type": "metaworld", "observation": "full", "cameras": [], "num_envs": 8, "workers": 1, "chunk": 5},
+        "policy": {"type": "mlp", "hidden": [8]},
+        "warm_start": {"collect": {"episodes": 8, "max_steps": 10}, "imitate": {"steps": 5, "batch": 16}},
+        "reward": {"type": "success"},
+        "algorithm": {"group_size": 4, "clip_low": 0.2, "clip_high": 0.2},
+        "loop": {"steps": 1, "max_refills": 0, "validation_episodes": 8},
+        "evaluate": {"episodes": 8, "clips": 0},
+        "out": str(tmp_path / "run"),
+    }
+    data["env"]["max_steps"] = 10
+    config = parse_config(data, source="test")
+    said: list[str] = []
+    result = align(config, resume=False, overwrite=False, say=said.append)
+    assert result["episodes"] == 8 and "collected 8 demonstrations, 80 steps" in said
+    assert (config.run_dir / "report.html").exists()
 
 
 def test_the_rate_is_the_simulators(mt10: MetaWorldTask) -> None:

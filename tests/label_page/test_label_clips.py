@@ -12,8 +12,9 @@ from synthetic import make_episodes
 
 from vla_rlaif.dataset import append_episodes
 from vla_rlaif.label_page.catalogue import FolderCatalogue
-from vla_rlaif.label_page.clips import ClipCache, columns_of, encode_sheet
+from vla_rlaif.label_page.clips import ClipCache
 from vla_rlaif.label_page.shards import read_index
+from vla_rlaif.local_page.sheets import columns_of, encode_sheet
 from vla_rlaif.preferences.labelled import gather_episodes
 
 

@@ -15,7 +15,7 @@ from vla_rlaif.interfaces import DetailedLabeller, Labeller
 from vla_rlaif.labeller_config import OpenAIConfig
 from vla_rlaif.preferences.asking import Asker
 from vla_rlaif.preferences.judge import VLMJudge
-from vla_rlaif.preferences.judge_openai import OpenAIModel
+from vla_rlaif.preferences.judge_openai import OpenAIModel, read_answer
 from vla_rlaif.preferences.questions import JudgeFault, Question, VisionLanguageModel
 
 PAIRS = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -133,6 +133,13 @@ def test_unconstrained_answers_are_refused_at_the_start(
     with pytest.raises(ValueError, match=r"does not constrain answers, or '[ABC]' is not a single token"):
         make_judge(server, tmp_path).label(make_episodes(8), PAIRS, 0)
     assert not any(part["type"] == "image_url" for r in server.requests for part in r["messages"][0]["content"])
+
+
+def test_spaces_of_a_tokenizer_belong_to_no_answer() -> None:
+    """As vLLM answers for a tokenizer that joins words by spaces. Two ways to write one label count together."""
+    answer = read_answer(completion({" A": 0.6, " B": 0.3, "B": 0.1}).body, MODEL, ("A", "B"))
+    assert answer.probabilities is not None
+    np.testing.assert_allclose(answer.probabilities, [0.6, 0.4])
 
 
 def test_labels_of_several_tokens_are_refused_at_the_start(server: JudgeServer) -> None:

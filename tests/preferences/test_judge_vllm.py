@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,12 @@ def serve(folder: Path, log: Path, name: str) -> Iterator[str]:
 
 
 def is_up(port: int) -> bool:
-    try:
-        connection = HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
+    with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +131,11 @@ def test_unknown_fields_are_ignored_and_noticed(url: str, field: str) -> None:
     question = Question(parts=("Reply with the word purple.",), labels=("A", "B"))
     body = request("tiny-judge", question)
     body[field] = body.pop("structured_outputs")["choice"]
-    connection = HTTPConnection(url.split("/")[2], timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    assert reply.status == 200
-    assert read_answer(reply.read(), "tiny-judge", question.labels).probabilities is None
+    with closing(HTTPConnection(url.split("/")[2], timeout=60)) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        assert reply.status == 200
+        assert read_answer(reply.read(), "tiny-judge", question.labels).probabilities is None
 
 
 def test_many_questions_at_once_are_not_confused(url: str, folder: Path, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from vla_rlaif.algorithm_checks import cautions
 from vla_rlaif.build_labeller import build_labeller, pair_mix
-from vla_rlaif.config import cautions, load_config, parse_config
+from vla_rlaif.config import load_config, parse_config
 from vla_rlaif.preferences.judge import VLMJudge
 from vla_rlaif.preferences.oracle import OracleLabeller
 from vla_rlaif.preferences.python_labeller import PythonLabeller

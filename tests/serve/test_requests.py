@@ -109,6 +109,7 @@ def test_metadata():
         "instructions": ["reach the goal", "push the cube"],
         "action_horizon": 3,
         "action_dim": 2,
+        "noise_scale": 0.0,
     }
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from vla_rlaif.dist.answers import WorkerError, WorkerFailure
+from vla_rlaif.dist.answers import Answer, WorkerError, WorkerFailure
 from vla_rlaif.dist.cluster import Handle
 from vla_rlaif.dist.manifest import Manifest, ManifestError
 from vla_rlaif.dist.sender import Offer, Sender, Transport
+from vla_rlaif.dist.shared_memory import SharedTicket
 from vla_rlaif.dist.staging import Receiver, Vote
 from vla_rlaif.dist.tickets import Ticket
 from vla_rlaif.dist.votes import POLL_S, collect_votes, is_yes, problem_of
@@ -59,33 +60,52 @@ class Ballot:
             self.yes.add(name)
             self.problems.pop(name, None)
         else:
+            self.yes.discard(name)
             self.problems[name] = problem_of(outcome)
 
 
 class Fetches:
-    """Receivers that fetch a payload by themselves, all at the same time; begun where it is made."""
+    """Receivers that fetch a payload by themselves, all at the same time; begun where it is made. Those who map the
+    same memory check it together: if one of them fails, its part is unchecked, and the others check all of it again."""
 
     def __init__(self, offer: Offer, ways: Mapping[str, Transport], handles: Mapping[str, Handle[HasReceiver]]) -> None:
         """``ways``: the transport of each of ``handles``, by name."""
         self._manifest, self._handles = offer.manifest, handles
-        self._polls = {
-            name: handle.ask(partial(stage, manifest=offer.manifest, ticket=offer.tickets[ways[name]]), urgent=True)
-            for name, handle in handles.items()
-        }
+        mapping = [name for name in handles if ways[name] == "shared_memory"]
+        self._together = [] if offer.manifest.is_base else mapping  # the frozen weights are kept from a yes on
+        self._mapped = offer.tickets.get("shared_memory")
+        alone = {name: offer.tickets[ways[name]] for name in handles if name not in self._together}
+        self._polls = self._ask(alone | self._parts())
 
     def finish(self, ballot: Ballot, limits: Limits) -> None:
         """Raises ManifestError."""
-        found = collect_votes(
-            self._polls,
-            lambda name: self._handles[name].ask(partial(vote, serial=self._manifest.serial), urgent=True),
-            doing="fetching weights",
-            silent_s=limits.bucket_s,
-            timeout_s=limits.seconds(self._manifest.num_bytes),
-            until_failure=False,
-        )
-        for name in self._handles:
-            raise_mismatch(name, found[name])
-            ballot.count(name, found[name])
+        polls = self._polls
+        while polls:
+            found = collect_votes(
+                polls,
+                lambda name: self._handles[name].ask(partial(vote, serial=self._manifest.serial), urgent=True),
+                doing="fetching weights",
+                silent_s=limits.bucket_s,
+                timeout_s=limits.seconds(self._manifest.num_bytes),
+                until_failure=False,
+            )
+            for name, outcome in found.items():
+                raise_mismatch(name, outcome)
+                ballot.count(name, outcome)
+            left = [name for name in self._together if is_yes(found[name])]
+            is_checked = len(left) == len(self._together)
+            self._together = left
+            polls = {} if is_checked else self._ask(self._parts())
+
+    def _parts(self) -> dict[str, Ticket]:
+        if not self._together:
+            return {}
+        assert isinstance(self._mapped, SharedTicket), self._mapped
+        return dict(zip(self._together, self._mapped.shared(len(self._together)), strict=True))
+
+    def _ask(self, tickets: Mapping[str, Ticket]) -> dict[str, Answer[Vote | None]]:
+        work = {name: partial(stage, manifest=self._manifest, ticket=ticket) for name, ticket in tickets.items()}
+        return {name: self._handles[name].ask(each, urgent=True) for name, each in work.items()}
 
 
 def raise_mismatch(name: str, outcome: object) -> None:

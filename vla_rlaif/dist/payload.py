@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Float32, UInt16
 
-from vla_rlaif.dist.manifest import BLOCK, Bytes, Entry, Manifest, checksum
+from vla_rlaif.dist.manifest import BLOCK, Bytes, Entry, Manifest, block_checksums
 from vla_rlaif.types import Weights
+
+# Bytes that are copied, then summed while they are in the cache. With less at a time threads would wait for each other:
+# between two calls of NumPy each needs Python's lock.
+STRIDE = 4 * BLOCK
+PARTS = 4  # for each thread
+FEW = 32  # blocks for each thread: to start it takes as long as to sum some of them
 
 
 def num_threads() -> int:
@@ -22,8 +28,7 @@ def pack(weights: Weights, entries: Sequence[Entry], memory: Bytes, *, threads: 
     sources = [_flat(weights[entry.name], entry) for entry in entries]
     offsets = [entry.offset for entry in entries]
 
-    def fill(start: int) -> int:
-        stop = min(start + BLOCK, len(memory))
+    def fill(start: int, stop: int) -> list[int]:
         at = start
         for i in range(bisect_right(offsets, start) - 1, len(entries)):
             entry = entries[i]
@@ -35,25 +40,29 @@ def pack(weights: Weights, entries: Sequence[Entry], memory: Bytes, *, threads: 
                 _copy(sources[i], entry, memory[first:last], first - entry.offset)
                 at = last
         memory[at:stop] = 0
-        return checksum(memory[start:stop])
+        return block_checksums(memory[start:stop])
 
-    return each_block(fill, len(memory), threads=threads)
+    def fill_part(part: slice) -> list[int]:
+        starts = range(part.start, part.stop, STRIDE)
+        return [value for start in starts for value in fill(start, min(start + STRIDE, part.stop))]
+
+    return _each_part(fill_part, len(memory), threads=threads)
 
 
 def checksums(memory: Bytes, *, threads: int) -> tuple[int, ...]:
-    return each_block(lambda start: checksum(memory[start : start + BLOCK]), len(memory), threads=threads)
+    return _each_part(lambda part: block_checksums(memory[part]), len(memory), threads=threads)
 
 
-def each_block(work: Callable[[int], int], num_bytes: int, *, threads: int) -> tuple[int, ...]:
-    """The results of ``work`` at the start of every block, in order. NumPy lets threads run side by side."""
-    starts = range(0, num_bytes, BLOCK)
-    if threads == 1 or len(starts) < 2 * threads:
-        return tuple(work(start) for start in starts)
-    share = -(-len(starts) // threads)
-    parts = [starts[i : i + share] for i in range(0, len(starts), share)]
+def _each_part(work: Callable[[slice], list[int]], num_bytes: int, *, threads: int) -> tuple[int, ...]:
+    """The results of ``work`` on parts of whole blocks, in order. NumPy lets threads run side by side; there are more
+    parts than threads, so that one that is held up leaves its rest to the others."""
+    num_blocks = -(-num_bytes // BLOCK)
+    if threads == 1 or num_blocks < FEW * threads:
+        return tuple(work(slice(0, num_bytes)))
+    size = -(-num_blocks // (PARTS * threads)) * BLOCK
+    parts = [slice(start, min(start + size, num_bytes)) for start in range(0, num_bytes, size)]
     with ThreadPoolExecutor(threads) as pool:
-        done = pool.map(lambda part: [work(start) for start in part], parts)
-        return tuple(value for values in done for value in values)
+        return tuple(value for values in pool.map(work, parts) for value in values)
 
 
 def unpack(manifest: Manifest, memory: Bytes, room: Callable[[int], Bytes]) -> dict[str, np.ndarray]:

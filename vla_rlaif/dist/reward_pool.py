@@ -1,6 +1,6 @@
 """A reward model on several workers: episodes are judged in shards, in parallel; a fit is made by one for all.
 
-Axes: N episodes, E members, M pairs; see preferences/data.py.
+Axes: N episodes, E members, M pairs, K terms; see preferences/data.py.
 """
 
 import threading
@@ -14,14 +14,15 @@ from vla_rlaif.dist.answers import WorkerError, answers, outcomes
 from vla_rlaif.dist.cluster import Handle, WorkerGroup, split_rows
 from vla_rlaif.dist.crew import Crew, CrewSettings
 from vla_rlaif.dist.workers import RewardWorker
-from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData
+from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, PairData
 from vla_rlaif.rollout import take
 from vla_rlaif.types import Episodes, Weights
 
 
 class RewardPool:
-    """A RewardModel, and a FittableReward if the workers' one is. It keeps the state of the last fit, so that a worker
-    that comes back judges as the others do; a shard of one that died is judged by another.
+    """A RewardModel, a FittableReward if the workers' one is, and a TermScorer if they have terms. It keeps the state
+    of the last fit, so that a worker that comes back judges as the others do; a shard of one that died is judged by
+    another.
 
     Shards hold whole groups, so a reward function may compare the members of a group; one that looks at all episodes of
     a step needs a pool of one worker. A reward that raises ends the run: it is the user's.
@@ -32,6 +33,7 @@ class RewardPool:
         self._state: Weights | None = None
         self._lock = threading.Lock()  # so that an older state never comes after a newer one
         self._version = answers([group.rank0(RewardWorker.version)], settings.work_s, "saying its version")[0]
+        self.heads = answers([group.rank0(RewardWorker.heads)], settings.work_s, "saying its heads")[0]
 
     @property
     def version(self) -> int:
@@ -41,6 +43,18 @@ class RewardPool:
         shards = self._shards(episodes)
         works = [partial(RewardWorker.score, episodes=take(episodes, rows)) for rows in shards]
         return _joined(shards, self._crew.all_of(works, "scoring"))
+
+    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]:
+        shards = self._shards(episodes)
+        works = [partial(RewardWorker.term_scores, episodes=take(episodes, rows)) for rows in shards]
+        found = self._crew.all_of(works, "scoring")
+        return _joined(shards, [scores.T for scores in found]).T
+
+    def progress(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        """Of every frame; only if "progress" is among its heads."""
+        shards = self._shards(episodes)
+        works = [partial(RewardWorker.progress, episodes=take(episodes, rows)) for rows in shards]
+        return _joined(shards, self._crew.all_of(works, "judging frames"))
 
     def features(self, episodes: Episodes) -> EpisodeFeatures:
         shards = self._shards(episodes)
@@ -56,10 +70,11 @@ class RewardPool:
     def member_logits(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]:
         return self._by_one(partial(RewardWorker.member_logits, features=features), "scoring features")
 
-    def fit(self, data: PairData, seed: int) -> FitReport:
+    def fit(self, data: PairData, seed: int, clips: ClipFrames | None = None) -> FitReport:
         """By one worker, or after its death by another: equal data and seeds give equal weights."""
         key = f"fit {self._version + 1}, seed {seed}"
-        report, state = self._by_one(partial(RewardWorker.fit, data=data, seed=seed, key=key), "fitting the reward")
+        work = partial(RewardWorker.fit, data=data, seed=seed, clips=clips, key=key)
+        report, state = self._by_one(work, "fitting the reward")
         self.restore(state)
         return report
 
@@ -93,8 +108,8 @@ class RewardPool:
         answers([restored], self._crew.settings.work_s, "taking the reward's state")
 
 
-def _joined(shards: Sequence[Int[np.ndarray, " n"]], parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts' rows in the order of the whole."""
+def _joined(shards: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The parts' rows in the order of the whole; ``shards``, row numbers, may differ in length."""
     rows = np.concatenate(shards)
     whole = np.concatenate(parts)
     return whole[np.argsort(rows, kind="stable")]

@@ -6,12 +6,14 @@ import os
 import secrets
 import weakref
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vla_rlaif.dist.manifest import Bytes, Manifest
-from vla_rlaif.dist.tickets import Desk
+from vla_rlaif.dist.tickets import WHOLE, Desk, Share
+
+IS_SHARED, IS_THERE, IS_SWAPPED = 1 << 61, 1 << 63, 1 << 62  # https://docs.kernel.org/admin-guide/mm/pagemap.html
 
 
 class Segment:
@@ -32,19 +34,26 @@ class Segment:
 @dataclass(frozen=True, kw_only=True)
 class SharedTicket:
     """A payload in a segment. It is not copied: who stages it holds the segment, and the sender does not write to one
-    that is held."""
+    that is held. All receivers see the same pages, so each checks a part of them; what all parts together have found
+    counts."""
 
     pid: int
     fd: int
     token: str
     others: frozenset[str]
+    share: Share = WHOLE
+
+    def shared(self, of: int) -> "list[SharedTicket]":
+        """One for each of so many receivers, who check it together."""
+        return [replace(self, share=Share(index=index, of=of)) for index in range(of)]
 
     def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
         for token in desk.maps.keys() - {self.token} - self.others:
             desk.maps.pop(token, None)  # another thread, which was given up, may have done it
-        if self.token not in desk.maps:
-            desk.maps[self.token] = self._map(manifest.num_bytes)
-        memory = desk.maps[self.token]
+        memory = desk.maps.get(self.token)
+        if memory is None or _is_written(memory):
+            desk.maps[self.token] = memory = self._map(manifest.num_bytes)
+        desk.check.only(self.share)
         desk.check.up_to(memory, len(memory))
         return memory
 
@@ -67,6 +76,17 @@ class SharedTicket:
             return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), np.uint8)
         finally:
             os.close(fd)
+
+
+def _is_written(view: Bytes) -> bool:
+    """Whether this process has written to a private view: those pages are its own and hold an old version, which no
+    other receiver's check would notice."""
+    first, last = view.ctypes.data // mmap.PAGESIZE, (view.ctypes.data + len(view) - 1) // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(8 * first)
+        pages = np.frombuffer(file.read(8 * (last + 1 - first)), np.uint64)
+    assert len(pages) == last + 1 - first
+    return bool(np.any((pages & IS_SHARED == 0) & (pages & (IS_THERE | IS_SWAPPED) != 0)))
 
 
 def _label(token: str) -> str:

@@ -14,16 +14,35 @@ from vla_rlaif.dist.payload import checksums
 OBJECT_S = 60.0  # seconds to get an object that the sender has put
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which part of the blocks an end checks."""
+
+    index: int
+    of: int
+
+
+WHOLE = Share(index=0, of=1)
+
+
 class Check:
     """Compares what has arrived with the manifest, block by block, while the rest is on its way."""
 
     def __init__(self, manifest: Manifest, *, threads: int) -> None:
         self._manifest, self._threads, self._done = manifest, threads, 0
+        self._blocks = range(len(manifest.checksums))
         self._found: list[int] = []
+
+    def only(self, share: Share) -> None:
+        """Others check the other blocks of the same memory."""
+        num = len(self._blocks)
+        self._blocks = range(num * share.index // share.of, num * (share.index + 1) // share.of)
+        self._done = self._blocks.start * BLOCK
 
     def up_to(self, memory: Bytes, num_bytes: int) -> None:
         """The first ``num_bytes`` bytes of ``memory`` have arrived."""
         stop = num_bytes if num_bytes == len(memory) else num_bytes // BLOCK * BLOCK
+        stop = min(stop, self._blocks.stop * BLOCK)
         self._found += checksums(memory[self._done : stop], threads=self._threads)
         self._done = stop
 
@@ -35,10 +54,12 @@ class Check:
     def problem(self) -> str:
         """Empty if all is as it was sent."""
         sent = self._manifest.checksums
-        if len(self._found) != len(sent):
-            return f"{len(self._found)} of {len(sent)} blocks have arrived"
-        wrong = [i for i, (a, b) in enumerate(zip(self._found, sent, strict=True)) if a != b]
-        return f"{len(wrong)} of {len(sent)} blocks, from block {wrong[0]} on, are not what was sent" if wrong else ""
+        if len(self._found) != len(self._blocks):
+            return f"{len(self._found)} of {len(self._blocks)} blocks have arrived"
+        wrong = [i for i, found in zip(self._blocks, self._found, strict=True) if found != sent[i]]
+        if not wrong:
+            return ""
+        return f"{len(wrong)} of {len(self._blocks)} blocks, from block {wrong[0]} on, are not what was sent"
 
 
 class Rooms:

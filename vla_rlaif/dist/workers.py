@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from vla_rlaif.composite import Terms
 from vla_rlaif.dist.manifest import Layout
 from vla_rlaif.dist.once import Once
 from vla_rlaif.dist.staging import Receiver
-from vla_rlaif.interfaces import Policy, ReferenceModel, RewardModel, VectorEnv
-from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData
+from vla_rlaif.interfaces import FrameReward, Policy, ReferenceModel, RewardModel, VectorEnv
+from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, PairData
 from vla_rlaif.preferences.refresh import FittableReward
 from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.types import EnvSpec, Episodes, Observation, Starts, Weights
@@ -81,16 +82,30 @@ class RolloutWorker:
 
 
 class RewardWorker:
-    """Judges episodes. Scoring is pure; only ``fit`` and ``restore`` change a reward that can be fitted."""
+    """Judges episodes. Scoring is pure; only ``fit`` and ``restore`` change a reward that can be fitted. Of a composite
+    it has the terms: their sum is made by the run."""
 
-    def __init__(self, reward: RewardModel) -> None:
+    def __init__(self, reward: RewardModel | Terms) -> None:
         self._reward, self._once = reward, Once()
 
     def version(self) -> int:
         return self._reward.version
 
     def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
+        assert not isinstance(self._reward, Terms), "terms are scored one by one"
         return self._reward.score(episodes)
+
+    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]:
+        assert isinstance(self._reward, Terms), f"{type(self._reward).__name__} has no terms"
+        return self._reward.term_scores(episodes)
+
+    def heads(self) -> tuple[str, ...]:
+        """What it has to say of single frames."""
+        return self._reward.heads if isinstance(self._reward, FrameReward) else ()
+
+    def progress(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
+        assert isinstance(self._reward, FrameReward), f"{type(self._reward).__name__} has no heads"
+        return self._reward.progress(episodes)
 
     def features(self, episodes: Episodes) -> EpisodeFeatures:
         return self._fittable.features(episodes)
@@ -101,10 +116,11 @@ class RewardWorker:
     def member_logits(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]:
         return self._fittable.member_logits(EpisodeFeatures(**_copied(vars(features))))
 
-    def fit(self, data: PairData, seed: int, *, key: str) -> tuple[FitReport, Weights]:
+    def fit(self, data: PairData, seed: int, *, clips: ClipFrames | None, key: str) -> tuple[FitReport, Weights]:
         """The report, and the state after the fit, for the other workers."""
         mine = PairData(**_copied(vars(data)))
-        return self._once(key, lambda: (self._fittable.fit(mine, seed), self._fittable.state()))
+        known = None if clips is None else ClipFrames(**_copied(vars(clips)))
+        return self._once(key, lambda: (self._fittable.fit(mine, seed, known), self._fittable.state()))
 
     def state(self) -> Weights:
         return self._fittable.state()
@@ -114,8 +130,9 @@ class RewardWorker:
 
     @property
     def _fittable(self) -> FittableReward:
-        assert isinstance(self._reward, FittableReward), f"{type(self._reward).__name__} is not learned from labels"
-        return self._reward
+        found = self._reward.learned if isinstance(self._reward, Terms) else self._reward
+        assert isinstance(found, FittableReward), f"{type(found).__name__} is not learned from labels"
+        return found
 
 
 class ReferenceWorker:

@@ -1,49 +1,11 @@
-"""Clips as the page gets them: one picture per clip and camera that holds every frame, kept compressed.
+"""Clips as the page gets them: one picture per clip and camera that holds every frame, kept compressed."""
 
-A browser shows any frame of such a sheet at once, which is what scrubbing two clips in step needs.
-
-Axes: F frames.
-"""
-
-import io
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from jaxtyping import UInt8
-from PIL import Image
-
 from vla_rlaif.label_page.catalogue import Catalogue, Shown
-
-MAX_SIDE = 16383  # pixels of a WebP picture, by its format
-MAX_LOSSLESS = 128  # pixels; in smaller frames a lossy picture smears the few pixels that matter
-QUALITY = 88
-
-
-def columns_of(num_frames: int) -> int:
-    """Frames side by side in a sheet, which is as square as it can be."""
-    return math.ceil(math.sqrt(num_frames))
-
-
-def encode_sheet(frames: UInt8[np.ndarray, "F height width 3"]) -> bytes:
-    """All frames in one WebP picture, row by row."""
-    num, height, width, _ = frames.shape
-    columns = columns_of(num)
-    lines = math.ceil(num / columns)
-    if columns * width > MAX_SIDE or lines * height > MAX_SIDE:
-        raise ValueError(
-            f"a clip of {num} frames of {width} x {height} pixels is too large for a picture of {MAX_SIDE} pixels a "
-            "side: record smaller images or shorter episodes."
-        )
-    padded = np.zeros((lines * columns, height, width, 3), np.uint8)
-    padded[:num] = frames
-    sheet = padded.reshape(lines, columns, height, width, 3).swapaxes(1, 2).reshape(lines * height, columns * width, 3)
-    data = io.BytesIO()
-    is_small = max(height, width) <= MAX_LOSSLESS
-    Image.fromarray(sheet).save(data, "WEBP", lossless=is_small, quality=50 if is_small else QUALITY, method=2)
-    return data.getvalue()
+from vla_rlaif.local_page.sheets import encode_sheet
 
 
 class ClipCache:

@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from vla_rlaif.label_page import opinions
 from vla_rlaif.label_page.catalogue import Shown
-from vla_rlaif.label_page.clips import ClipCache, columns_of
+from vla_rlaif.label_page.clips import ClipCache
 from vla_rlaif.label_page.desk import LabelDesk, Question
 from vla_rlaif.label_page.queue import Pair
+from vla_rlaif.local_page.sheets import columns_of
 
 MAX_BYTES = 4096  # of a message from the page
 ANSWERS: dict[str, float | None] = {"left": 1.0, "right": 0.0, "tie": 0.5, "skip": None}

@@ -16,11 +16,11 @@ import numpy as np
 from vla_rlaif.label_page.annotators import Turn
 from vla_rlaif.label_page.clips import ClipCache
 from vla_rlaif.label_page.desk import DeskSettings, LabelDesk
-from vla_rlaif.label_page.guard import keep_token
 from vla_rlaif.label_page.queue import ListedQueue
 from vla_rlaif.label_page.rounds import Round, Verdict
 from vla_rlaif.label_page.server import LabelServer, Session
 from vla_rlaif.label_page.settings import PageSettings
+from vla_rlaif.local_page.guard import keep_token
 from vla_rlaif.preferences.store import PreferenceStore
 
 IDLE = "Training goes on and needs no labels just now. This page says when it does."

@@ -26,7 +26,6 @@ from websockets.http11 import Request, Response
 from vla_rlaif.label_page.annotators import labeller_of
 from vla_rlaif.label_page.clips import ClipCache
 from vla_rlaif.label_page.desk import LabelDesk
-from vla_rlaif.label_page.guard import is_loopback, is_own_page, refusal, rest_of_path
 from vla_rlaif.label_page.messages import (
     ANSWERS,
     MAX_BYTES,
@@ -40,23 +39,14 @@ from vla_rlaif.label_page.messages import (
     say_question,
 )
 from vla_rlaif.label_page.settings import PageSettings
+from vla_rlaif.local_page.guard import is_loopback, is_own_page, refusal, rest_of_path
+from vla_rlaif.local_page.headers import HEADERS, cache_control
 
 HERE = Path(__file__).parent
 FILES = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
     "page.js": ("page.js", "text/javascript"),
-}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
 }
 CLIP_AGE_S = 600  # that a browser keeps a clip
 OPEN_TIMEOUT_S = 120.0  # for a clip out of a large shard, too
@@ -291,6 +281,6 @@ async def _send(page: ServerConnection, message: dict[str, Any]) -> None:
 
 
 def _response(status: HTTPStatus, body: bytes, *, kind: str = "text/plain; charset=utf-8", age_s: int = 0) -> Response:
-    kept = f"private, max-age={age_s}" if age_s else "no-store"
-    headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": kept}
+    about = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": cache_control(age_s)}
+    headers = {**HEADERS, **about}
     return Response(status.value, status.phrase, Headers(**headers, Connection="close"), body)

@@ -14,10 +14,10 @@ import tyro
 from vla_rlaif.label_page.catalogue import FolderCatalogue
 from vla_rlaif.label_page.clips import ClipCache
 from vla_rlaif.label_page.desk import DeskSettings, LabelDesk
-from vla_rlaif.label_page.guard import is_loopback, keep_token
 from vla_rlaif.label_page.queue import SampledQueue
 from vla_rlaif.label_page.server import LabelServer, Session
 from vla_rlaif.label_page.settings import PageSettings
+from vla_rlaif.local_page.guard import is_loopback, keep_token
 from vla_rlaif.preferences.agreement import describe_agreement, measure_agreement, write_agreement
 from vla_rlaif.preferences.labelled import held_out_rows, join
 from vla_rlaif.preferences.store import PreferenceStore

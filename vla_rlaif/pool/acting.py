@@ -7,13 +7,13 @@ import numpy as np
 
 from vla_rlaif.build import build_policy, load_folder
 from vla_rlaif.config import RunConfig
-from vla_rlaif.policy_config import VLASettings
+from vla_rlaif.policy_config import ImitatorSettings
 from vla_rlaif.types import EnvSpec, Weights
 
 
 def start_policy_of(run: RunConfig, spec: EnvSpec) -> Any:
-    """The policy that the run starts from. A VLA's is made by the trainer, once: ValueError before that."""
-    if isinstance(run.policy, VLASettings):
+    """The policy that the run starts from. The trainer makes that of a warm start, once: ValueError before that."""
+    if isinstance(run.policy, ImitatorSettings):
         return load_folder(run.run_dir / "start", run, spec)
     return build_policy(run.policy, spec, run.seed)
 

@@ -26,7 +26,7 @@ def main(order: Path) -> None:
 
     from vla_rlaif.build import build_env, build_parts
     from vla_rlaif.config import RunConfig, validate_again
-    from vla_rlaif.metrics import MetricsLog
+    from vla_rlaif.metric_sinks import open_log
     from vla_rlaif.pool.committed import verify_newest
     from vla_rlaif.start import start_policy
     from vla_rlaif.train import train
@@ -45,7 +45,7 @@ def main(order: Path) -> None:
             parts = build_parts(config, env, policy, run_dir)
             if stop.is_set():
                 return
-            with MetricsLog(run_dir) as log:
+            with open_log(config, run_dir) as log:
                 state = train(config, parts, log, run_dir, resume=True, say=say, should_stop=stop.is_set)
         finally:
             env.close()

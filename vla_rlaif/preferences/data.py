@@ -1,6 +1,7 @@
 """What passes between labels and a reward model that learns from them.
 
-Axes besides those of ``types.py``: E labelled episodes, K frames that a reward reads (1 or F), D features.
+Axes besides those of ``types.py``: E labelled episodes, K frames that a reward reads (1 or F), D features, R frames of
+clips whose outcome is known.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,20 @@ class PairData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipFrames:
+    """Frames of clips that are known to have succeeded or failed, for the heads "progress" and "success".
+    ``preferences.clips`` makes them, the negatives too."""
+
+    values: Float[np.ndarray, "R D"]
+    progress: Float[np.ndarray, " R"]  # in [0, 1], 1 is done; NaN: not known, as in a clip that failed
+    success: Float[np.ndarray, " R"]  # probability that the task is done in this frame; NaN: not known
+    clip: Int[np.ndarray, " R"]  # number of the clip
+    kind: Int[np.ndarray, " R"]  # of the clip: an index of preferences.clips.KINDS
+    is_end: Bool[np.ndarray, " R"]  # the clip's last frame
+    held_out: Bool[np.ndarray, " R"]  # never trained on: the threshold, and the reported figures
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitReport:
     """Figures of one fit. Accuracies ignore ties; what has no pairs to be measured on is NaN."""
 
@@ -50,6 +65,10 @@ class FitReport:
     num_pairs: int  # trained on
     num_steps: int  # of the optimiser up to the kept weights
     seconds: float
+    progress_error: float = float("nan")  # mean absolute, in [0, 1], on held-out frames of known progress
+    success_threshold: float = float("nan")  # of the probability at a clip's end, above which it counts as a success
+    success_recall: float = float("nan")  # share of held-out successes above the threshold
+    false_positives: float = float("nan")  # share of held-out failures and negatives above it
 
 
 def pair_accuracy(

@@ -1,4 +1,4 @@
-"""JSON over HTTP with deadlines and retries. Knows nothing of models.
+"""HTTP with deadlines and retries, JSON by default. Knows nothing of models.
 
 Asked again: 429, 5xx, and connections that break or take too long. Everything else is final.
 """
@@ -44,18 +44,21 @@ class Endpoint:
         retry_s: float,
         request_s: float,
         first_s: float,
+        key: str = "backend.url",
+        on_failure: str = "What was answered so far is in the cache: just start again.",
     ) -> None:
         """``retry_s`` is the wait before the first retry, doubled with each; until something was answered, a request
-        may take ``first_s`` instead of ``request_s``.
+        may take ``first_s`` instead of ``request_s``. ``key`` of the config and ``on_failure`` are for messages.
 
         Raises:
             ValueError: the URL is none of HTTP.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"backend.url is {url!r}; wanted something like http://127.0.0.1:8000/v1.")
+            raise ValueError(f"{key} is {url!r}; wanted something like http://127.0.0.1:8000/v1.")
         self.url, self._parts = url.rstrip("/"), parts
         self._retries, self._retry_s, self._request_s, self._first_s = retries, retry_s, request_s, first_s
+        self._key, self._on_failure = key, on_failure
         self._is_warm = threading.Event()
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if api_key is not None:
@@ -63,15 +66,21 @@ class Endpoint:
 
     def get(self, path: str) -> Reply:
         """``path`` follows the URL. Raises JudgeFault when all tries have failed."""
-        return self._request("GET", path, None, threading.Event())
+        return self._request("GET", path, None, threading.Event(), self._headers)
 
     def post(self, path: str, body: Mapping[str, Any], give_up: threading.Event) -> Reply:
         """As ``get``; an answer to this one ends the time of long first calls. Set ``give_up`` to end the retries."""
-        reply = self._request("POST", path, json.dumps(body).encode(), give_up)
+        return self.post_bytes(path, json.dumps(body).encode(), "application/json", give_up)
+
+    def post_bytes(self, path: str, body: bytes, content_type: str, give_up: threading.Event) -> Reply:
+        """As ``post``, of a body that is no JSON."""
+        reply = self._request("POST", path, body, give_up, {**self._headers, "Content-Type": content_type})
         self._is_warm.set()
         return reply
 
-    def _request(self, method: str, path: str, body: bytes | None, give_up: threading.Event) -> Reply:
+    def _request(
+        self, method: str, path: str, body: bytes | None, give_up: threading.Event, headers: Mapping[str, str]
+    ) -> Reply:
         problem, wait_s = "nobody waits for it any more", 0.0
         for number in range(self._retries + 1):
             if give_up.wait(min(wait_s, LONGEST_WAIT_S)):
@@ -79,7 +88,7 @@ class Endpoint:
             wait_s = self._retry_s * 2**number
             limit_s = self._request_s if self._is_warm.is_set() else self._first_s
             try:
-                reply = self._once(method, path, body, limit_s)
+                reply = self._once(method, path, body, headers, limit_s)
             except TimeoutError:
                 problem = f"it took longer than {limit_s:g} s"
             except (OSError, HTTPException) as error:
@@ -91,10 +100,10 @@ class Endpoint:
                 wait_s = wait_s if reply.retry_after_s is None else reply.retry_after_s
         raise JudgeFault(
             f"{method} {self.url}{path} failed in {self._retries + 1} tries, the last time because {problem}. Is the "
-            "server up, and is backend.url right? What was answered so far is in the cache: just start again."
+            f"server up, and is {self._key} right? {self._on_failure}"
         )
 
-    def _once(self, method: str, path: str, body: bytes | None, limit_s: float) -> Reply:
+    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], limit_s: float) -> Reply:
         host, port = self._parts.hostname, self._parts.port
         assert host is not None
         if self._parts.scheme == "https":
@@ -102,7 +111,7 @@ class Endpoint:
         else:
             connection = HTTPConnection(host, port, timeout=limit_s)
         try:
-            connection.request(method, f"{self._parts.path.rstrip('/')}{path}", body, self._headers)
+            connection.request(method, f"{self._parts.path.rstrip('/')}{path}", body, dict(headers))
             with connection.getresponse() as response:
                 asked = response.headers.get("Retry-After", "")
                 return Reply(

@@ -181,15 +181,19 @@ def read_answer(body: bytes, model: str, labels: Sequence[str]) -> Answer:
     if not completion.choices or not completion.choices[0].logprobs.content:
         return Answer(probabilities=None, problem="an empty answer")
     choice = completion.choices[0]
-    if choice.message.content not in labels or choice.finish_reason not in ("stop", "length"):
+    # Tokenizers that join words by spaces write " A" for A: the space is theirs, not the answer's.
+    if choice.message.content.strip() not in labels or choice.finish_reason not in ("stop", "length"):
         said = f"{choice.message.content!r}, finished by {choice.finish_reason!r}"
         return Answer(probabilities=None, problem=f"{said}, where one of {', '.join(labels)} was wanted")
-    found = {a.token: a.logprob for a in reversed(choice.logprobs.content[0].top_logprobs)}
+    tokens = {a.token: a.logprob for a in reversed(choice.logprobs.content[0].top_logprobs)}
+    found: dict[str, float] = {}
+    for token, logprob in tokens.items():
+        found[token.strip()] = found.get(token.strip(), 0.0) + math.exp(min(logprob, 1.0))
     missing = [label for label in labels if label not in found]
     if missing:
         got = ", ".join(found)
         return Answer(probabilities=None, problem=f"no log-probability of {', '.join(missing)}, only of {got}")
-    return normalised(labels, [math.exp(min(found[label], 1.0)) for label in labels])
+    return normalised(labels, [found[label] for label in labels])
 
 
 def data_url(image: Image) -> str:

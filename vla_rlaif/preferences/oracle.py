@@ -60,6 +60,11 @@ class OracleLabeller:
         label[~episodes.valid[pairs].all(axis=1)] = np.nan
         return label
 
+    def outcomes(self, episodes: Episodes, rows: Int[np.ndarray, " R"], seed: int) -> Float[np.ndarray, " R"]:
+        """1 for a success, 0 for a failure, each flipped by a mistake; NaN for an invalid episode."""
+        flip = np.random.default_rng(seed).random(len(rows)) < self.mistake
+        return np.where(episodes.valid[rows], episodes.success[rows] ^ flip, np.nan)
+
     def _perceived(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
         """B-Pref's myopic return, sum over t of gamma^(T - t) r_t, with all that we know of r: its sum.
 

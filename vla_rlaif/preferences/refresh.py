@@ -5,7 +5,7 @@ Axes: N fresh episodes, M new pairs, E labelled episodes, K frames read, D featu
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.interfaces import Labeller
-from vla_rlaif.preferences.data import EpisodeFeatures, FitReport, PairData, pair_accuracy
+from vla_rlaif.preferences.clip_book import ClipBook
+from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, PairData, pair_accuracy
 from vla_rlaif.preferences.labelling import answer_counts, ask, choose_pairs, make_pair_data, make_records
 from vla_rlaif.preferences.sampling import Strategy, split_by_group
 from vla_rlaif.preferences.store import PreferenceStore
@@ -33,11 +34,14 @@ class FittableReward(Protocol):
 
     def member_logits(self, features: EpisodeFeatures) -> Float[np.ndarray, "E N"]: ...
 
-    def fit(self, data: PairData, seed: int) -> FitReport: ...
+    def fit(self, data: PairData, seed: int, clips: ClipFrames | None = None) -> FitReport: ...
 
     def state(self) -> Weights: ...
 
     def restore(self, state: Weights) -> None: ...
+
+
+OnLabels = Callable[[Episodes, Int[np.ndarray, "M 2"], Float[np.ndarray, " M"]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +65,23 @@ class PreferenceLearner:
     """The only reader of labels. Seeds come from (seed, number of the refresh), so a resumed run repeats itself."""
 
     def __init__(
-        self, *, labeller: Labeller, store: PreferenceStore, reward: FittableReward, config: RefreshConfig
+        self,
+        *,
+        labeller: Labeller,
+        store: PreferenceStore,
+        reward: FittableReward,
+        config: RefreshConfig,
+        on_labels: OnLabels | None = None,
+        clips: ClipBook | None = None,
     ) -> None:
+        """``on_labels`` is given every pair that may be trained on, when it is labelled. ``clips`` is for rewards with
+        heads beside Bradley-Terry's; a share of the labels is spent on outcomes for it."""
         self._labeller = labeller
         self._store = store
         self._reward = reward
         self._config = config
+        self._on_labels = on_labels
+        self._clips = clips
         self._num_refreshes = 0
         self._num_labels = 0
         self._num_ties = 0
@@ -84,6 +99,20 @@ class PreferenceLearner:
         """Labels that may still be asked for."""
         return self._config.budget - self._num_labels
 
+    @property
+    def labelled(self) -> tuple[Sequence[str], PairData] | None:
+        """Ids of all labelled episodes, and the labels of their pairs; None before the first label."""
+        return None if self._data is None else (tuple(self._ids), self._data)
+
+    @property
+    def clips(self) -> ClipFrames | None:
+        """What the heads beside Bradley-Terry's learn from, if there are any."""
+        return None if self._clips is None else self._clips.clips()
+
+    def instructions(self) -> Mapping[str, str]:
+        """Of all labelled episodes, by id."""
+        return {name: r.instruction for r in self._store.records() for name in (r.first, r.second)}
+
     def refresh(self, episodes: Episodes, ids: Sequence[str], step: int, num_pairs: int) -> Mapping[str, float]:
         """Label at most ``num_pairs`` pairs of ``episodes`` (fewer if the budget or the episodes run out) and refit.
 
@@ -95,6 +124,8 @@ class PreferenceLearner:
             return self._counts()
         if self._num_refreshes == 0:
             self._store.rewind(0)  # what an earlier start of this run, lost before its first checkpoint, has labelled
+        num_outcomes = 0 if self._clips is None else self._clips.num_asked(num_pairs)
+        num_pairs -= num_outcomes
         split_seed, train_seed, held_seed, label_seed, fit_seed = self._seeds()
         features = self._reward.features(episodes)
         logits = self._reward.member_logits(features) if self._reward.version else None
@@ -117,10 +148,15 @@ class PreferenceLearner:
         self._num_ties += int((labels == 0.5).sum())
         self._num_skips += int(np.isnan(labels).sum())
         self._data = self._extended(features, ids, pairs, labels, is_held)
-        report = self._reward.fit(self._data, fit_seed)
+        if self._on_labels is not None:
+            self._on_labels(episodes, train, labels[~is_held])
+        outcomes = self._ask_outcomes(episodes, ids, pairs, held_rows, num_outcomes, step)
+        report = self._reward.fit(self._data, fit_seed, self.clips)
         return {
             **self._counts(),
             **answer_counts(answers),
+            **outcomes,
+            **_of_frame_heads(report),
             **on_policy,
             "labels/within_group": float((group[:, 0] == group[:, 1]).sum()),
             "reward/train_accuracy": report.train_accuracy,
@@ -138,7 +174,8 @@ class PreferenceLearner:
         ids = np.frombuffer(json.dumps(self._ids).encode(), np.uint8).copy()
         data = {} if self._data is None else {f"data/{name}": value for name, value in vars(self._data).items()}
         reward = {f"reward/{name}": value for name, value in self._reward.state().items()}
-        return {"counts": np.array(counts, np.int64), "ids": ids, **data, **reward}
+        clips = {} if self._clips is None else {f"clips/{name}": value for name, value in self._clips.state().items()}
+        return {"counts": np.array(counts, np.int64), "ids": ids, **data, **clips, **reward}
 
     def restore(self, state: Weights) -> None:
         """Go on from ``state``; records that the store got after it are put out of force."""
@@ -147,6 +184,10 @@ class PreferenceLearner:
         self._ids = json.loads(state["ids"].tobytes())
         data = {name.removeprefix("data/"): value for name, value in state.items() if name.startswith("data/")}
         self._data = PairData(**data) if data else None
+        if self._clips is not None:
+            self._clips.restore(
+                {name.removeprefix("clips/"): value for name, value in state.items() if name.startswith("clips/")}
+            )
         self._reward.restore(
             {name.removeprefix("reward/"): value for name, value in state.items() if name.startswith("reward/")}
         )
@@ -162,6 +203,24 @@ class PreferenceLearner:
     def _seeds(self) -> list[int]:
         sequence = np.random.SeedSequence((self._config.seed, self._num_refreshes))
         return [int(value) for value in sequence.generate_state(5)]
+
+    def _ask_outcomes(
+        self,
+        episodes: Episodes,
+        ids: Sequence[str],
+        pairs: Int[np.ndarray, "M 2"],
+        held_rows: Bool[np.ndarray, " N"],
+        num: int,
+        step: int,
+    ) -> dict[str, float]:
+        """Of episodes that were compared, drawn at random: they are on one side already."""
+        if self._clips is None:
+            return {}
+        seeds = np.random.SeedSequence((self._config.seed, self._num_refreshes, 1)).generate_state(2).tolist()
+        rows = np.random.default_rng(seeds[0]).permutation(np.unique(pairs))[:num]
+        asked = self._clips.ask(self._labeller, episodes, ids, rows, held_rows[rows], seed=seeds[1], step=step)
+        self._num_labels += asked
+        return {"labels/outcomes": float(asked)}
 
     def _on_policy(
         self,
@@ -205,3 +264,14 @@ class PreferenceLearner:
             "labels/budget_left": float(self.budget_left),
             "reward/version": float(self._reward.version),
         }
+
+
+def _of_frame_heads(report: FitReport) -> dict[str, float]:
+    """What the report says of the heads "progress" and "success"; a head that is not there has no figures."""
+    figures = {
+        "reward/progress_error": report.progress_error,
+        "reward/success_threshold": report.success_threshold,
+        "reward/success_recall": report.success_recall,
+        "reward/false_positives": report.false_positives,
+    }
+    return {name: value for name, value in figures.items() if not np.isnan(value)}

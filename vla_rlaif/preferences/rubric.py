@@ -103,3 +103,7 @@ class RubricLabeller:
 
     def label(self, episodes: Episodes, pairs: Int[np.ndarray, "M 2"], seed: int) -> Float[np.ndarray, " M"]:
         return self.answers(episodes, pairs, seed).p_first
+
+    def outcomes(self, episodes: Episodes, rows: Int[np.ndarray, " R"], seed: int) -> Float[np.ndarray, " R"]:
+        """The probability of the highest rating, "completely done"."""
+        return self._rater.probabilities(episodes, rows)[:, -1]

@@ -8,6 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+TRIGGER = """
+CREATE TRIGGER {table}_{event} BEFORE {event} ON {table} {when}
+BEGIN SELECT RAISE(ABORT, '{table} records are append-only: add a correcting record instead'); END;
+"""
+
+
+def append_only(table: str) -> tuple[str, ...]:
+    """Statements by which a file refuses every change to the rows of ``table``, whoever connects."""
+    exists = f"WHEN EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id)"  # INSERT OR REPLACE fires no DELETE
+    events = {"UPDATE": "", "DELETE": "", "INSERT": exists}
+    return tuple(TRIGGER.format(table=table, event=event, when=when) for event, when in events.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:

@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from vla_rlaif.preferences.in_force import InForce
-from vla_rlaif.preferences.sqlite import Database, Kind
+from vla_rlaif.preferences.sqlite import Database, Kind, append_only
 
 TABLES = (
     """CREATE TABLE preference (
@@ -24,23 +24,11 @@ TABLES = (
 ) STRICT""",
     "CREATE TABLE rewind (id INTEGER PRIMARY KEY, after INTEGER NOT NULL) STRICT",
 )
-TRIGGER = """
-CREATE TRIGGER {table}_{event} BEFORE {event} ON {table} {when}
-BEGIN SELECT RAISE(ABORT, '{table} records are append-only: add a correcting record instead'); END;
-"""
-
-
-def _triggers(table: str) -> tuple[str, ...]:
-    exists = f"WHEN EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id)"  # INSERT OR REPLACE fires no DELETE
-    events = {"UPDATE": "", "DELETE": "", "INSERT": exists}
-    return tuple(TRIGGER.format(table=table, event=event, when=when) for event, when in events.items())
-
-
 KIND = Kind(
     name="preference store",
     application_id=0x564C4150,  # "VLAP"
     version=1,
-    statements=(*TABLES, *_triggers("preference"), *_triggers("rewind")),
+    statements=(*TABLES, *append_only("preference"), *append_only("rewind")),
     remedy="restore it from a copy, or move it away to start a new one.",
     durable=True,  # a label can cost a person's time
 )

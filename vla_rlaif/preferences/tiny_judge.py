@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from vla_rlaif.checkpoint import WholeFolder
 from vla_rlaif.labeller_config import TransformersConfig
@@ -40,8 +40,20 @@ class Lessons:
     seed: int = 0
 
 
-def write_tiny_judge(folder: Path, spec: EnvSpec, *, config: TinyVLMConfig | None = None, seed: int = 0) -> None:
-    """A transformers folder with random weights, for this env's images and instructions."""
+def write_tiny_judge(
+    folder: Path,
+    spec: EnvSpec,
+    *,
+    frames: UInt8[np.ndarray, "K height width 3"] | None = None,
+    config: TinyVLMConfig | None = None,
+    seed: int = 0,
+) -> None:
+    """A transformers folder with random weights, for this env's images and instructions.
+
+    ``frames``: what the env looks like; a judge that is to be taught needs them. Its images are scaled to zero mean and
+    unit variance over these. With the scale of photographs, dots on black are a constant with a little ripple on top of
+    it, and a model from random weights learns next to nothing in a few hundred steps.
+    """
     sentences = [judge.PROMPT, judge.NEITHER, *judge.LABELS, rubric.PROMPT, *rubric.LABELS, *spec.instructions]
     names = ("{neither}", "{instruction}", "{first}", "{second}", "{clip}")
     for name in names:
@@ -56,6 +68,10 @@ def write_tiny_judge(folder: Path, spec: EnvSpec, *, config: TinyVLMConfig | Non
     model, processor = made
     _spread(model, seed)
     processor.chat_template = CHAT_TEMPLATE
+    if frames is not None:
+        pixels = frames.reshape(-1, 3) / 255
+        processor.image_processor.image_mean = pixels.mean(axis=0).tolist()
+        processor.image_processor.image_std = [float(pixels.std())] * 3
     with WholeFolder(folder) as part:
         model.save_pretrained(part)
         processor.save_pretrained(part)

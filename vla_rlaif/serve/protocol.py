@@ -30,7 +30,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes, *, max_items: int = MAX_ITEMS) -> dict[str, Any]:
     """The values of a message by '/'-joined key; arrays are read-only. ValueError if it is malformed."""
     counter = _Containers()
     try:
@@ -38,8 +38,8 @@ def decode(data: bytes) -> dict[str, Any]:
             data,
             object_hook=counter.map,
             list_hook=counter.list,
-            max_map_len=MAX_ITEMS,
-            max_array_len=MAX_ITEMS,
+            max_map_len=max_items,
+            max_array_len=max_items,
             max_str_len=MAX_TEXT,
             max_ext_len=0,
         )

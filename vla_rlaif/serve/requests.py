@@ -15,7 +15,7 @@ from vla_rlaif.serve.protocol import decode
 from vla_rlaif.serve.settings import ServeSettings
 from vla_rlaif.types import EnvSpec
 
-RESET, DEADLINE = "reset", "deadline_ms"  # our keys beside the observation
+RESET, DEADLINE, SEED = "reset", "deadline_ms", "seed"  # our keys beside the observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Request:
     frame: Frame | None  # None: nothing but a reset
     reset: bool  # forget what was seen, start counting decisions at 0
     deadline_s: float  # from receipt to reply
+    seed: int | None = None  # of the noise, in place of the robot's own stream
 
 
 class RequestReader:
@@ -65,6 +66,7 @@ class RequestReader:
             "instructions": list(self._spec.instructions),
             "action_horizon": self._spec.chunk,
             "action_dim": self._spec.action_dim,
+            "noise_scale": self._settings.noise_scale,
         }
 
     def read(self, message: bytes | str) -> Request:
@@ -77,10 +79,14 @@ class RequestReader:
             raise ValueError(f"{RESET} is {reset!r}, wanted true or false.")
         if type(deadline_ms) not in (int, float) or not deadline_ms > 0:
             raise ValueError(f"{DEADLINE} is {deadline_ms!r}, wanted a positive number of milliseconds.")
+        seed = items.pop(SEED, None)
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**32):
+            raise ValueError(f"{SEED} is {seed!r}, wanted a whole number below 2**32.")
         return Request(
             frame=None if reset and not items else self._frame(items),
             reset=reset,
             deadline_s=min(deadline_ms, self._settings.deadline_ms) / 1e3,
+            seed=seed,
         )
 
     def _frame(self, items: Mapping[str, Any]) -> Frame:

@@ -41,12 +41,13 @@ class Robot:
         """How many were answered since the last reset."""
         return self._decision
 
-    def view(self, frame: Frame) -> View:
-        """One stream of noise per (server seed, robot's name, decision)."""
+    def view(self, frame: Frame, seed: int | None = None) -> View:
+        """One stream of noise per (server seed, robot's name, decision), unless the robot brings a ``seed``."""
         frames = (*self._frames, frame)
         num_repeats = self._window - len(frames)
-        seed = np.random.SeedSequence((*self._entropy, self._decision)).generate_state(1)[0]
-        return View(frames=frames[:1] * num_repeats + frames, num_repeats=num_repeats, seed=int(seed))
+        if seed is None:
+            seed = int(np.random.SeedSequence((*self._entropy, self._decision)).generate_state(1)[0])
+        return View(frames=frames[:1] * num_repeats + frames, num_repeats=num_repeats, seed=seed)
 
     def answered(self, frame: Frame) -> None:
         self._decision += 1

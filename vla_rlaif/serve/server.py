@@ -235,7 +235,7 @@ class PolicyServer:
             robot.reset()
         if request.frame is None:
             return "reset", encode({"reset": True, "version": self._engine.version})
-        view = robot.view(request.frame)
+        view = robot.view(request.frame, request.seed)
         answer = await self._engine.submit(view, arrived + request.deadline_s)
         if isinstance(answer, Refusal):
             return answer.outcome, f"{answer.outcome}: {answer.text}"

@@ -1,8 +1,9 @@
-"""What an operator may choose about serving. Light: importing this file loads no backend."""
+"""What an operator may choose about serving, and about asking a server. Light: importing this file loads no backend."""
 
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,23 @@ class ServeSettings:
             raise ValueError(f"max_batch {self.max_batch} can never fill from a queue of max_queue {self.max_queue}.")
         if not self.state_keys:
             raise ValueError("state_keys names no key; the policy reads the robot's state.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSettings:
+    """How a policy server is asked. The names are for servers that do not tell theirs; `vla-rlaif serve` does."""
+
+    timeout_s: float = 60.0  # from a request to its action; the first ones may have to wait for a compiler
+    connect_s: float = 30.0  # until the server is ready
+    token_file: Path | None = None  # its first line is sent as the API key
+    cameras: Mapping[str, str] = field(default_factory=dict)  # camera of the env -> key in the request
+    state_key: str = "observation/state"
+    prompt_key: str = "prompt"
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "connect_s"):
+            if not 0 < vars(self)[name] < float("inf"):
+                raise ValueError(f"{name} is {vars(self)[name]}, wanted a positive number of seconds.")
 
 
 def require_guard(settings: ServeSettings, tokens: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from vla_rlaif.label_page.guard import is_own_page, keep_token, refusal, rest_of_path
+from vla_rlaif.local_page.guard import is_own_page, keep_token, refusal, rest_of_path
 
 TOKEN = "q" * 32
 

@@ -1,0 +1,56 @@
+"""What teaches the heads "progress" and "success" of a reward. Imports happen inside the functions: see build.py."""
+
+from functools import partial
+from pathlib import Path
+
+from vla_rlaif.config import RunConfig
+from vla_rlaif.preferences.clip_book import ClipBook
+from vla_rlaif.preferences.clips import Encode
+from vla_rlaif.preferences.data import ClipFrames
+from vla_rlaif.reward_config import PreferenceRewardConfig, learned_part
+from vla_rlaif.types import EnvSpec
+
+
+def build_clip_book(config: RunConfig, encode: Encode, spec: EnvSpec, run_dir: Path) -> ClipBook | None:
+    """None where the reward has no such head. ``encode`` is the reward's ``features``."""
+    settings = learned_part(config.reward)
+    if settings is None or not settings.outcomes:
+        return None
+    from vla_rlaif.preferences.outcome_store import OutcomeStore, outcome_path
+
+    asks = "labeller" in settings.outcomes
+    demonstrated = partial(clips_of_run, config, settings, encode, spec, run_dir)
+    return ClipBook(
+        instructions=spec.instructions,
+        encode=encode,
+        demonstrated=demonstrated if "demonstrations" in settings.outcomes else None,
+        labelled_share=settings.outcome_share,
+        store=OutcomeStore(outcome_path(run_dir / "preferences.sqlite")) if asks else None,
+    )
+
+
+def clips_of_run(
+    config: RunConfig, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, run_dir: Path
+) -> ClipFrames:
+    """Of the demonstrations that start.py has put into the run directory."""
+    warm = config.warm_start
+    return clips_of_folder(
+        run_dir / "demonstrations", settings, encode, spec, is_end_seen=warm is not None and warm.data is None
+    )
+
+
+def clips_of_folder(
+    folder: Path, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, *, is_end_seen: bool
+) -> ClipFrames:
+    from vla_rlaif.dataset import load_demonstrations
+    from vla_rlaif.preferences.demonstrated import demonstrated_clips
+
+    return demonstrated_clips(
+        load_demonstrations(folder),
+        chunk=spec.chunk,
+        is_end_seen=is_end_seen,
+        held_out=settings.held_out,
+        instructions=spec.instructions,
+        encode=encode,
+        seed=0,
+    )

@@ -1,0 +1,188 @@
+"""Is the reward still a proxy for what is wanted? Judged at every validation, on the same start states each time.
+
+Goodhart's law in numbers (https://arxiv.org/abs/2210.10760): over the distance from the start policy, sqrt(KL), a
+learned reward keeps rising while the true one turns round. The proxy (the reward) and gold (ground truth) of the
+present policy are compared, episode by episode, with those of the best validation so far, which the monitor keeps. It
+is a strike if both are beyond doubt: gold has fallen by more than ``tolerance``, and the proxy has risen. ``patience``
+strikes in a row are an alarm.
+
+The best of many validations was lucky, too: its gold is a little too high. That makes a strike a little too likely, and
+is why one alone does nothing. The kept episodes are scored again by the present reward each time, so a reward that is
+fitted again and has learned better takes its strike back.
+Axes: N validation episodes, one a start state.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from vla_rlaif.composite import CompositeReward
+from vla_rlaif.interfaces import RewardModel
+from vla_rlaif.preferences.data import EpisodeFeatures
+from vla_rlaif.preferences.refresh import FittableReward
+from vla_rlaif.reward_terms_config import MonitorConfig
+from vla_rlaif.types import Episodes, Weights
+
+MIN_PAIRS = 30  # below it a mean of N differences is not near enough to normal
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """How episodes are kept so that they can be scored again after any fit."""
+
+    def keep(self, episodes: Episodes) -> Weights: ...
+
+    def score_kept(self, kept: Weights) -> Float[np.ndarray, " N"]: ...
+
+
+class KeepScores:
+    """For a reward that never changes: its scores."""
+
+    def __init__(self, reward: RewardModel) -> None:
+        self._reward = reward
+
+    def keep(self, episodes: Episodes) -> Weights:
+        return {"score": self._reward.score(episodes)}
+
+    def score_kept(self, kept: Weights) -> Float[np.ndarray, " N"]:
+        return kept["score"]
+
+
+class KeepFeatures:
+    """For a reward that is fitted again and again: what it reads."""
+
+    def __init__(self, reward: FittableReward) -> None:
+        self._reward = reward
+
+    def keep(self, episodes: Episodes) -> Weights:
+        return vars(self._reward.features(episodes))
+
+    def score_kept(self, kept: Weights) -> Float[np.ndarray, " N"]:
+        return self._reward.score_features(EpisodeFeatures(**kept))
+
+
+def keeper_of(reward: RewardModel, *, is_learned: bool) -> Keeper:
+    """``is_learned``: it is fitted during the run. A pool of workers has all methods, so it cannot say by itself."""
+    if isinstance(reward, CompositeReward):
+        return reward
+    if not is_learned:
+        return KeepScores(reward)
+    assert isinstance(reward, FittableReward)
+    return KeepFeatures(reward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Mean of paired differences, with one-sided confidence bounds on both sides."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_change(now: Float[np.ndarray, " N"], before: Float[np.ndarray, " N"], confidence: float) -> Change:
+    """Of ``now - before``, row by row; rows where either is NaN are left out. All NaN with fewer than MIN_PAIRS rows.
+
+    The bounds are the normal ones: mean -+ z std / sqrt(n), std with n - 1.
+    """
+    difference = (now - before)[np.isfinite(now) & np.isfinite(before)].astype(np.float64)
+    if len(difference) < MIN_PAIRS:
+        return Change(mean=math.nan, low=math.nan, high=math.nan)
+    mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    margin = NormalDist().inv_cdf(confidence) * error
+    return Change(mean=mean, low=mean - margin, high=mean + margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One validation."""
+
+    step: int
+    gold: Float[np.ndarray, " N"]  # NaN: the simulation broke
+    kept: Weights
+
+
+class Monitor:
+    """Compares the present policy with the start and with the best so far."""
+
+    def __init__(self, config: MonitorConfig, keeper: Keeper) -> None:
+        self._config, self._keeper = config, keeper
+        self._start: Point | None = None
+        self._best: Point | None = None
+        self.strikes = 0
+        self.rollbacks = 0
+
+    @property
+    def best_step(self) -> int:
+        assert self._best is not None, "look comes first"
+        return self._best.step
+
+    @property
+    def is_alarmed(self) -> bool:
+        return self.strikes >= self._config.patience
+
+    def look(self, episodes: Episodes, step: int, kl: float) -> dict[str, float]:
+        """Judge one validation, after ``step`` updates; ``kl`` in nats, NaN where it is not known. The first one is
+        what gains are measured from: that of the start policy."""
+        gold = episodes.success.astype(np.float64) if self._config.gold == "success" else episodes.truth
+        now = Point(step=step, gold=np.where(episodes.valid, gold, np.nan), kept=dict(self._keeper.keep(episodes)))
+        if self._start is None or self._best is None:
+            self._start = self._best = now
+        proxy = self._keeper.score_kept(now.kept)
+        gold_change = paired_change(now.gold, self._best.gold, self._config.confidence)
+        proxy_change = paired_change(proxy, self._keeper.score_kept(self._best.kept), self._config.confidence)
+        has_fallen = gold_change.high < -self._config.tolerance
+        self.strikes = self.strikes + 1 if has_fallen and proxy_change.low > 0 else 0
+        since_start = paired_change(proxy, self._keeper.score_kept(self._start.kept), self._config.confidence)
+        if _mean(now.gold) > _mean(self._best.gold):
+            self._best = now
+        return {
+            "monitor/sqrt_kl": math.sqrt(max(kl, 0.0)),
+            "monitor/gold": _mean(now.gold),
+            "monitor/proxy": _mean(proxy),
+            "monitor/proxy_gain": since_start.mean,
+            "monitor/gold_change": gold_change.mean,
+            "monitor/gold_change_high": gold_change.high,
+            "monitor/proxy_change": proxy_change.mean,
+            "monitor/proxy_change_low": proxy_change.low,
+            "monitor/best_step": float(self._best.step),
+            "monitor/strikes": float(self.strikes),
+            "monitor/alarm": float(self.is_alarmed),
+        }
+
+    def rolled_back(self) -> None:
+        """The policy is that of the best validation again."""
+        self.strikes = 0
+        self.rollbacks += 1
+
+    def state(self) -> Weights:
+        """For a checkpoint; ``restore`` takes it back."""
+        if self._start is None or self._best is None:
+            return {}
+        points = {"start": self._start, "best": self._best}
+        found: dict[str, np.ndarray] = {"counts": np.array([self.strikes, self.rollbacks])}
+        for name, point in points.items():
+            found |= {f"{name}/step": np.array(point.step), f"{name}/gold": point.gold}
+            found |= {f"{name}/kept/{key}": value for key, value in point.kept.items()}
+        return found
+
+    def restore(self, state: Weights) -> None:
+        if not state:
+            return
+        self.strikes, self.rollbacks = (int(count) for count in state["counts"])
+        self._start, self._best = (_point(name, state) for name in ("start", "best"))
+
+
+def _point(name: str, state: Mapping[str, np.ndarray]) -> Point:
+    kept = {k.removeprefix(f"{name}/kept/"): v for k, v in state.items() if k.startswith(f"{name}/kept/")}
+    return Point(step=int(state[f"{name}/step"]), gold=state[f"{name}/gold"], kept=kept)
+
+
+def _mean(values: Float[np.ndarray, " N"]) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
