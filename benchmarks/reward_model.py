@@ -8,13 +8,14 @@ Episodes are those of reward_clips.py, played once into ``--data``: 140 start st
 "Counterfactual": a successful test clip under another colour than was asked and brought scores lower.
 """
 
-import argparse
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import tyro
 from reward_clips import GROUP_SIZE, play_mixture
 
 from vla_rlaif.build import build_env, build_preference_reward
@@ -50,15 +51,17 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", choices=list(MAX_STEPS), default="push")
-    parser.add_argument("--data", type=Path, default=Path("runs/reward_clips"))
-    parser.add_argument("--labels", type=int, default=500)
-    parser.add_argument("--mistake", type=float, default=0.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--speed", action="store_true")
-    args = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    task: Literal["reach", "push"] = "push"
+    data: Path = Path("runs/reward_clips")  # episodes, played once
+    labels: int = 500
+    mistake: float = 0.0  # share of the labels that is wrong
+    seeds: int = 3
+    speed: bool = False  # only time a fit on 10,000 pairs
+
+
+def main(args: Options) -> None:
     if args.speed:
         speed()
         return
@@ -112,7 +115,7 @@ def fit(
     settings: PreferenceRewardConfig,
     episodes: Episodes,
     features: EpisodeFeatures,
-    args: argparse.Namespace,
+    args: Options,
     seed: int,
 ):
     """Of all labels the share ``outcome_share`` says of single clips whether they succeeded, the rest compares."""
@@ -190,4 +193,4 @@ def speed() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Options))

@@ -309,8 +309,8 @@ def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: E
 
     cnn = None
     match config.encoder:
-        case ColorPointsEncoderConfig(things=things):
-            encoder = ColorPointEncoder(spec, things)
+        case ColorPointsEncoderConfig():
+            encoder = ColorPointEncoder(spec, config.encoder.things)
         case PretrainedEncoderConfig():
             encoder = encoders.PretrainedEncoder(spec)
         case CnnEncoderConfig():
