@@ -1,4 +1,4 @@
-"""What Gaussian policies with one fixed deviation share in JAX: how an action is drawn and what it costs.
+"""What Gaussian policies with one fixed deviation share in JAX: how an action is drawn, scored and imitated.
 
 Axes: see types.py; E = H * A, S = 1.
 """
@@ -35,3 +35,9 @@ def scored(
     if reference_means is None:
         return logp, None
     return logp, jnp.sum(jnp.where(mask, 0.5 * jnp.square((means - reference_means) / std), 0.0), axis=-1)
+
+
+def cloned(means: Float[jax.Array, "B 1 E"], action: Float[jax.Array, "B H A"], *, std: float) -> Float[jax.Array, ""]:
+    """Negative log-density of demonstrated chunks but for its constant, nats, mean over rows. Pure."""
+    error = (means[:, 0] - action.reshape(len(action), -1)) / std
+    return jnp.mean(jnp.sum(0.5 * jnp.square(error), axis=-1))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from vla_rlaif.policies.gaussian_density import drawn, scored
+from vla_rlaif.policies.gaussian_density import cloned, drawn, scored
 from vla_rlaif.policies.specs import spec_from_json, spec_to_json
 from vla_rlaif.policy_config import GaussianConfig
 from vla_rlaif.types import Decision, EnvSpec, Observation, Weights
@@ -121,5 +121,4 @@ class GaussianJax:
     ) -> Float[jax.Array, ""]:
         """Negative log-density of the demonstrated chunks but for its constant, nats. It needs no samples. Pure."""
         del key, samples
-        error = (self.means(params, inputs)[:, 0] - action.reshape(len(action), -1)) / self.config.std
-        return jnp.mean(jnp.sum(0.5 * jnp.square(error), axis=-1))
+        return cloned(self.means(params, inputs), action, std=self.config.std)

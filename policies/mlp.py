@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
-from vla_rlaif.policies.gaussian_density import drawn, scored
+from vla_rlaif.policies.gaussian_density import cloned, drawn, scored
 from vla_rlaif.policies.specs import spec_to_json
 from vla_rlaif.policy_config import MlpConfig
 from vla_rlaif.types import Array, Decision, EnvSpec, Observation, Weights
@@ -130,8 +130,7 @@ class MlpPolicy:
     ) -> Float[jax.Array, ""]:
         """Negative log-density of the demonstrated chunks but for its constant, nats. It needs no samples. Pure."""
         del key, samples
-        error = (self.means(params, inputs)[:, 0] - action.reshape(len(action), -1)) / self.config.std
-        return jnp.mean(jnp.sum(0.5 * jnp.square(error), axis=-1))
+        return cloned(self.means(params, inputs), action, std=self.config.std)
 
 
 def measured_state(state: Float[np.ndarray, "m P"]) -> dict[str, np.ndarray]:

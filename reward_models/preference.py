@@ -30,7 +30,7 @@ from vla_rlaif.reward_models.networks import Network
 from vla_rlaif.reward_models.preference_config import PreferenceConfig
 from vla_rlaif.reward_models.preference_fit import FitConfig, fit_network, returns
 from vla_rlaif.reward_models.reading import Read, episode_features, last_frames, read_in_parts
-from vla_rlaif.types import Episodes
+from vla_rlaif.types import Episodes, under
 
 HEADS: tuple[Head, ...] = ("return", "progress", "success")
 
@@ -192,7 +192,7 @@ class PreferenceReward:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        scales = _under("scale/", state)
+        scales = {name: np.array(value) for name, value in under("scale/", state).items()}
         if scales and len(scales["feature_mean"]) != self.dim:
             raise ValueError(
                 f"The saved reward was fitted on {len(scales['feature_mean'])} features, but its encoder now gives "
@@ -208,8 +208,8 @@ class PreferenceReward:
         self._network = None
         if self._version:
             self._network = self._build(self.dim, seed=0)
-            weights = _under("network/", state)
-            self._network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+            weights = under("network/", state)
+            self._network.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
 
     def _heads_of(self, state: Mapping[str, np.ndarray]) -> tuple[Head, ...]:
         """Those that a saved state was fitted with; of an unfitted one, ours."""
@@ -301,7 +301,3 @@ class PreferenceReward:
 
 def _sigmoid(x: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch"]:
     return 1 / (1 + np.exp(-np.clip(x, -50, 50)))
-
-
-def _under(prefix: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): np.array(value) for name, value in state.items() if name.startswith(prefix)}

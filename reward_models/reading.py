@@ -7,14 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vla_rlaif.interfaces import Encoder
 from vla_rlaif.preferences.data import EpisodeFeatures
 from vla_rlaif.reward_models.bradley_terry import to_numpy
 from vla_rlaif.reward_models.networks import Network
-from vla_rlaif.types import Episodes, Observation
+from vla_rlaif.rollout import frames_at
+from vla_rlaif.types import Episodes
 
 ROWS_PER_CALL = 256  # frames that an encoder sees at once, episodes that the heads see at once
 Read = Callable[[Network, Tensor, Tensor], Tensor]  # network, features E B K D, live E B K
@@ -32,8 +33,10 @@ def episode_features(encoder: Encoder, episodes: Episodes, *, only_last: bool, f
     live &= episodes.valid[:, None]
     seen = live | (episodes.valid[:, None] & (frame == 0)) if first_frame else live
     row, column = np.nonzero(seen)
+    e = episodes
     encoded = [
-        encoder.encode(_observation(episodes, row[start:stop], column[start:stop])) for start, stop in _parts(len(row))
+        encoder.encode(frames_at(e.images, e.state, e.instruction, row[start:stop], column[start:stop], 1))
+        for start, stop in _parts(len(row))
     ]
     values = np.zeros((num, num_frames, encoder.dim), np.float32)
     values[row, column] = np.concatenate([np.empty((0, encoder.dim), np.float32), *encoded])
@@ -65,14 +68,6 @@ def read_in_parts(
             for a, b in _parts(len(x)) or [(0, 0)]
         ],
         axis=1,
-    )
-
-
-def _observation(episodes: Episodes, row: Int[np.ndarray, " B"], frame: Int[np.ndarray, " B"]) -> Observation:
-    return Observation(
-        images={camera: images[row, frame] for camera, images in episodes.images.items()},
-        state=episodes.state[row, frame],
-        instruction=tuple(episodes.instruction[i] for i in row),
     )
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.preferences.data import EpisodeFeatures
 from vla_rlaif.preferences.refresh import FittableReward
-from vla_rlaif.types import Episodes, Weights
+from vla_rlaif.types import Episodes, Weights, under
 
 MIN_KNOWN = 8  # episodes of the reference batch that a term must score
 
@@ -106,7 +106,7 @@ class CompositeReward:
     def thaw(self, state: Weights) -> None:
         """The learned term is measured again when it is next asked."""
         self._mean, self._std = np.array(state["mean"]), np.array(state["std"])
-        found = {name.removeprefix("features/"): v for name, v in state.items() if name.startswith("features/")}
+        found = under("features/", state)
         self._features, self._measured_version = (EpisodeFeatures(**found) if found else None), -1
 
     def score(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
@@ -143,7 +143,7 @@ class CompositeReward:
     def score_kept(self, kept: Weights) -> Float[np.ndarray, " N"]:
         raw = np.array(kept["raw"])
         if self._learned is not None:
-            features = EpisodeFeatures(values=kept["features/values"], live=kept["features/live"])
+            features = EpisodeFeatures(**under("features/", kept))
             raw[self._learned.row] = self._learned.reward.score_features(features)
         return self._sum(raw)
 

@@ -15,7 +15,7 @@ from vla_rlaif.algorithm_config import CriticConfig
 from vla_rlaif.interfaces import Encoder
 from vla_rlaif.ppo import PPO
 from vla_rlaif.rollout import frames_at
-from vla_rlaif.types import Episodes, Weights
+from vla_rlaif.types import Episodes, Weights, under
 
 FRAMES_PER_CALL = 256  # what the encoder sees at once
 STD_FLOOR = 1e-2  # added to the std of every feature, in feature units
@@ -95,11 +95,10 @@ class Critic:
         return flat | {f"scale/{k}": v for k, v in self._scale.items()}
 
     def restore(self, state: Weights) -> None:
-        part = lambda prefix: {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}  # noqa: E731
-        self._scale = dict(part("scale/"))
-        self._network.load_state_dict({k: torch.tensor(v) for k, v in part("network/").items()})
+        self._scale = under("scale/", state)
+        self._network.load_state_dict({k: torch.tensor(v) for k, v in under("network/", state).items()})
         for name, value in self._network.named_parameters():
-            moments = {k: torch.tensor(v) for k, v in part(f"optimizer/{name}/").items()}
+            moments = {k: torch.tensor(v) for k, v in under(f"optimizer/{name}/", state).items()}
             if moments:
                 self._optimizer.state[value] = moments
 

@@ -13,7 +13,7 @@ from vla_rlaif.credit import count_groups
 from vla_rlaif.critic import Critic
 from vla_rlaif.ppo import PPO, gae, whitened
 from vla_rlaif.rollout import make_batch
-from vla_rlaif.types import Credited, Episodes, Weights
+from vla_rlaif.types import Credited, Episodes, Weights, under
 
 
 class CriticCredit:
@@ -53,7 +53,7 @@ class CriticCredit:
 
     def restore(self, state: Weights) -> None:
         self._kl_coef = float(state["kl_coef"])
-        self._critic.restore({k.removeprefix("critic/"): v for k, v in state.items() if k.startswith("critic/")})
+        self._critic.restore(under("critic/", state))
 
 
 def at_the_end(reward: Float[np.ndarray, " N"], mask: Bool[np.ndarray, "N T"]) -> Float[np.ndarray, "N T"]:

@@ -9,7 +9,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from vla_rlaif.checkpoint import write_whole
 from vla_rlaif.rollout import frames_at
-from vla_rlaif.types import Episodes, Observation, Starts
+from vla_rlaif.types import Episodes, Observation, Starts, under
 
 FORMAT = 1
 
@@ -104,13 +104,18 @@ def require_kind(folder: Path, kind: str) -> None:
 def append_episodes(folder: Path, episodes: Episodes, about: Mapping[str, object]) -> list[str]:
     """Add one shard; returns the id of each episode, `shard:row`."""
     shard = num_shards(folder)
+    flat = flattened(episodes)
+    _write(folder, "episodes", shard, flat, episodes.instruction, {"kind": "episodes", **about})
+    return [f"{shard}:{row}" for row in range(len(episodes.success))]
+
+
+def flattened(episodes: Episodes) -> dict[str, np.ndarray]:
+    """All of them but the instructions, as arrays by name; ``episodes_of`` takes them back."""
     e = episodes
     flat = {f"images/{k}": v for k, v in e.images.items()} | {f"trace/{k}": v for k, v in e.trace.items()}
     flat |= {k: getattr(e, k) for k in ("state", "action", "logp", "mask", "executed", "success", "truth", "valid")}
     flat |= {f"starts/{k}": getattr(e.starts, k) for k in ("seed", "group", "member")}
-    flat["version"] = np.array(e.version)
-    _write(folder, "episodes", shard, flat, e.instruction, {"kind": "episodes", **about})
-    return [f"{shard}:{row}" for row in range(len(e.success))]
+    return flat | {"version": np.array(e.version)}
 
 
 def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
@@ -121,7 +126,7 @@ def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
         return read_episodes(folder)
     loaded = []
     for shard, (arrays, instruction) in enumerate(_read(folder, "episodes")):
-        episodes = _episodes(arrays, instruction)
+        episodes = episodes_of(arrays, instruction)
         loaded.append(([f"{shard}:{row}" for row in range(len(episodes.success))], episodes))
     return loaded
 
@@ -133,15 +138,14 @@ def num_shards(folder: Path) -> int:
 
 def read_shard(folder: Path, index: int) -> Episodes:
     arrays, instruction = _read_file(folder / _manifest(folder)["shards"][index])
-    return _episodes(arrays, instruction)
+    return episodes_of(arrays, instruction)
 
 
-def _episodes(arrays: Mapping[str, np.ndarray], instruction: list[str]) -> Episodes:
-    part = lambda prefix: {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}  # noqa: E731
+def episodes_of(arrays: Mapping[str, np.ndarray], instruction: Sequence[str]) -> Episodes:
     return Episodes(
-        images=part("images/"),
-        trace=part("trace/"),
-        starts=Starts(**part("starts/")),
+        images=under("images/", arrays),
+        trace=under("trace/", arrays),
+        starts=Starts(**under("starts/", arrays)),
         instruction=tuple(instruction),
         version=int(arrays["version"]),
         **{k: v for k, v in arrays.items() if "/" not in k and k != "version"},

@@ -119,10 +119,6 @@ class FrameReward(Protocol):
         """How far the task is, in [0, 1]; NaN after the end and in invalid episodes."""
         ...
 
-    def success(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
-        """Probability that the task is done; NaN likewise."""
-        ...
-
 
 @runtime_checkable
 class Encoder(Protocol):

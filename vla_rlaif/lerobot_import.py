@@ -27,7 +27,7 @@ from vla_rlaif.lerobot_files import (
     read_notes,
     rows,
 )
-from vla_rlaif.types import Episodes, Starts
+from vla_rlaif.types import Episodes, Starts, under
 
 SUCCESS = "next.success"
 TRACE, LAST = "rollout.trace.", "rollout.last."
@@ -147,15 +147,14 @@ def _fill_last(files: Files, images: Mapping[str, UInt8[np.ndarray, "N F h w 3"]
 
 def _episodes(arrays: Mapping[str, np.ndarray], instruction: tuple[str, ...], some: slice) -> Episodes:
     here = {k: v[some] for k, v in arrays.items()}
-    part = lambda prefix: {k.removeprefix(prefix): v for k, v in here.items() if k.startswith(prefix)}  # noqa: E731
     once = lambda name: here[f"rollout.{name}"][:, 0, 0]  # noqa: E731
     return Episodes(
-        images=part(IMAGES),
+        images=under(IMAGES, here),
         state=here[STATE],
         instruction=instruction[some],
         action=here[ACTION],
         logp=here["rollout.logp"],
-        trace=part(TRACE),
+        trace=under(TRACE, here),
         mask=here["mask"],
         executed=here["rollout.executed"][..., 0],
         success=np.logical_or.reduce(here[SUCCESS][..., 0], axis=1),

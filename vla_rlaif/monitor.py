@@ -26,7 +26,7 @@ from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.preferences.data import EpisodeFeatures
 from vla_rlaif.preferences.refresh import FittableReward
 from vla_rlaif.reward_terms_config import MonitorConfig
-from vla_rlaif.types import Episodes, Weights
+from vla_rlaif.types import Episodes, Weights, under
 
 MIN_PAIRS = 30  # below it a mean of N differences is not near enough to normal
 
@@ -179,7 +179,7 @@ class Monitor:
 
 
 def _point(name: str, state: Mapping[str, np.ndarray]) -> Point:
-    kept = {k.removeprefix(f"{name}/kept/"): v for k, v in state.items() if k.startswith(f"{name}/kept/")}
+    kept = under(f"{name}/kept/", state)
     return Point(step=int(state[f"{name}/step"]), gold=state[f"{name}/gold"], kept=kept)
 
 

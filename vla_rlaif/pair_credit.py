@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from vla_rlaif.credit import count_groups
+from vla_rlaif.dataset import episodes_of, flattened
 from vla_rlaif.rollout import concatenate, frames_at, take
-from vla_rlaif.types import Batch, Credited, Episodes, Starts, Weights
-
-FIELDS = ("state", "action", "logp", "mask", "executed", "success", "truth", "valid")
+from vla_rlaif.types import Batch, Credited, Episodes, Weights, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,25 +102,14 @@ class LabelledPairs:
         pairs = {"pairs": self._pairs, "p_first": self._p_first}
         if self._episodes is None:
             return pairs
-        e = self._episodes
-        said = np.frombuffer(json.dumps(e.instruction).encode(), np.uint8).copy()
-        flat = {f"images/{k}": v for k, v in e.images.items()} | {f"trace/{k}": v for k, v in e.trace.items()}
-        flat |= {f"starts/{k}": v for k, v in vars(e.starts).items()} | {name: vars(e)[name] for name in FIELDS}
-        return {**pairs, **{f"episodes/{k}": v for k, v in flat.items()}, "instruction": said}
+        said = np.frombuffer(json.dumps(self._episodes.instruction).encode(), np.uint8).copy()
+        flat = {f"episodes/{k}": v for k, v in flattened(self._episodes).items()}
+        return {**pairs, **flat, "instruction": said}
 
     def restore(self, state: Weights) -> None:
-        part = lambda name: {k.removeprefix(name): v for k, v in state.items() if k.startswith(name)}  # noqa: E731
         self._pairs, self._p_first, self._episodes = np.array(state["pairs"]), np.array(state["p_first"]), None
         if "instruction" in state:
-            flat = part("episodes/")
-            self._episodes = Episodes(
-                images=part("episodes/images/"),
-                trace=part("episodes/trace/"),
-                starts=Starts(**part("episodes/starts/")),
-                instruction=tuple(json.loads(state["instruction"].tobytes())),
-                version=0,
-                **{name: flat[name] for name in FIELDS},
-            )
+            self._episodes = episodes_of(under("episodes/", state), json.loads(state["instruction"].tobytes()))
 
 
 def pair_batch(

@@ -16,13 +16,14 @@ import os
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from vla_rlaif.checkpoint import write_whole
+from vla_rlaif.interfaces import FrameReward
 from vla_rlaif.local_page.sheets import encode_sheet
 from vla_rlaif.record_config import RecordConfig
 from vla_rlaif.rollout import take
@@ -30,18 +31,6 @@ from vla_rlaif.types import Episodes
 
 FORMAT = 1
 INDEX = "index.jsonl"
-
-
-@runtime_checkable
-class FramewiseReward(Protocol):
-    """A reward model that, if it has the head "progress", says of every frame how far the task is done."""
-
-    @property
-    def heads(self) -> tuple[str, ...]: ...
-
-    def progress(self, episodes: Episodes) -> Float[np.ndarray, "N F"]:
-        """0 at the beginning, 1 when it is done; what follows an episode's end is ignored."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +62,7 @@ def choose(
     drawn = np.random.default_rng((seed, step)).permutation(ids)[: config.groups]
     row = np.flatnonzero(np.isin(episodes.starts.group, drawn))
     kept = take(replace(episodes, trace={}), row)
-    progress = judge.progress(kept) if isinstance(judge, FramewiseReward) and "progress" in judge.heads else None
+    progress = judge.progress(kept) if isinstance(judge, FrameReward) and "progress" in judge.heads else None
     images = {camera: _scaled(frames, config.size) for camera, frames in kept.images.items()}
     return Recorded(
         episodes=replace(kept, images=images),

@@ -20,7 +20,7 @@ from vla_rlaif.checkpoint_writer import CheckpointWriter
 from vla_rlaif.composite import CompositeReward
 from vla_rlaif.gather import Gathered
 from vla_rlaif.parts import Acting, Parts
-from vla_rlaif.types import Weights
+from vla_rlaif.types import Weights, under
 
 
 @dataclass
@@ -64,20 +64,25 @@ def save(
 def restore(checkpoints: RunCheckpoints, parts: Parts) -> Restored:
     """All but the learner, which takes ``learner``."""
     saved, tensors, problems = checkpoints.load_latest()
-    part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
     if parts.preferences is not None:
-        parts.preferences.restore(part("preferences/"))
-    parts.credit.restore(part("credit/"))
+        parts.preferences.restore(under("preferences/", tensors))
+    parts.credit.restore(under("credit/", tensors))
     if isinstance(parts.reward, CompositeReward):
-        parts.reward.thaw(part("frozen/"))
+        parts.reward.thaw(under("frozen/", tensors))
     if parts.stored is not None:
         parts.stored.read = dict(saved["shards_read"])
     acting = None
     if "acting/step" in tensors:
         step, version = int(tensors["acting/step"]), int(tensors["acting/version"])
-        acting = Acting(step=step, version=version, trained=part("acting/params/"))
+        acting = Acting(step=step, version=version, trained=under("acting/params/", tensors))
     state = RunState(**{k: saved[k] for k in vars(RunState())})
-    return Restored(state=state, learner=part("learner/"), acting=acting, monitor=part("monitor/"), problems=problems)
+    return Restored(
+        state=state,
+        learner=under("learner/", tensors),
+        acting=acting,
+        monitor=under("monitor/", tensors),
+        problems=problems,
+    )
 
 
 def as_before(learner: Weights, acting: Acting) -> Weights:

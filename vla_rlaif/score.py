@@ -72,10 +72,11 @@ def score(config: RunConfig, data: Path | None, policy: Path | None, num: int, s
         env.close()
     if isinstance(reward, CompositeReward):
         reward.freeze(episodes)
-        reward.score(episodes)
+    scores = reward.score(episodes)
+    if isinstance(reward, CompositeReward):
         for name, value in reward.diagnostics().items():
             say(f"{name} {value:.4g}")
-    for line in described(reward.score(episodes), episodes):
+    for line in described(scores, episodes):
         say(line)
 
 

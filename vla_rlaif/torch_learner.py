@@ -21,7 +21,7 @@ from vla_rlaif.torch_imitation import imitable
 from vla_rlaif.torch_parallel import Blocked, Rank, Scorer, exchanged, like, local, micro_rows, whole
 from vla_rlaif.torch_training import Parameters, adamw, clipped_step, generator_for, on_device, trainable_copy
 from vla_rlaif.torch_weights import as_arrays, from_array, named_tensors, to_arrays
-from vla_rlaif.types import Batch, Observation, Targets, Weights
+from vla_rlaif.types import Batch, Observation, Targets, Weights, under
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -244,9 +244,8 @@ class TorchLearner:
             for part in (self._trained, self._average, self._reference):
                 key = "params" if part is self._trained else "average" if part is self._average else "reference"
                 local(part[name]).copy_(local(like(value, from_array(state[f"{key}/{name}"]))))
-            prefix = f"optimizer/{name}/"
-            moments = {k.removeprefix(prefix): from_array(v) for k, v in state.items() if k.startswith(prefix)}
-            self._optimizer.state[value] = {k: like(value, v) for k, v in moments.items()}
+            moments = under(f"optimizer/{name}/", state)
+            self._optimizer.state[value] = {k: like(value, from_array(v)) for k, v in moments.items()}
         self.version, self._num_updates = int(state["version"]), int(state["num_updates"])
 
 

@@ -23,7 +23,7 @@ from vla_rlaif.torch_imitation import imitable
 from vla_rlaif.torch_learner import TorchLearner, TorchPolicy, check_sizes
 from vla_rlaif.torch_parallel import Rank, serve_store
 from vla_rlaif.torch_weights import as_arrays, named_tensors
-from vla_rlaif.types import Batch, Weights
+from vla_rlaif.types import Batch, Weights, under
 
 Reload = Callable[[Path], TorchPolicy]
 
@@ -210,4 +210,4 @@ def _chunks(link: Link) -> Chunks:
 
 
 def _inputs(arrays: Arrays) -> dict[str, np.ndarray]:
-    return {k.removeprefix("inputs/"): v for k, v in arrays.items() if k.startswith("inputs/")}
+    return under("inputs/", arrays)

@@ -18,6 +18,11 @@ Baseline = Literal["acting", "reference"]  # whose log-probabilities a loss comp
 Weights = Mapping[str, np.ndarray]  # parameters by '/'-joined name: what checkpoints and weight sync carry
 
 
+def under(prefix: str, weights: Weights) -> dict[str, np.ndarray]:
+    """Those whose names begin with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """What a policy must know of an environment before it can be built."""

@@ -7,25 +7,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from local_http import LocalServer, QuietHandler, Reply
 from PIL import Image
 
 MODEL = "small-vlm"
-
-
-@dataclass
-class Reply:
-    """What goes over the wire."""
-
-    body: bytes
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None  # as the header claims, if not that of the body
-    delay_s: float = 0.0
 
 
 Behaviour = Callable[[dict[str, Any], int], Reply]  # of a request and its number, from 0
@@ -87,13 +75,10 @@ class JudgeServer:
         self._now, self._lock = 0, threading.Lock()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 models = {"object": "list", "data": [{"id": name, "object": "model"} for name in outer.served]}
-                self._send(Reply(json.dumps(models).encode()))
+                self.send(Reply(json.dumps(models).encode()))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -109,28 +94,13 @@ class JudgeServer:
                 finally:
                     with outer._lock:  # before the answer leaves: the client may ask again at once
                         outer._now -= 1
-                self._send(reply)
+                self.send(reply)
 
-            def _send(self, reply: Reply) -> None:
-                try:
-                    self.send_response(reply.status)
-                    for name, value in reply.headers.items():
-                        self.send_header(name, value)
-                    self.send_header("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
-                    self.end_headers()
-                    self.wfile.write(reply.body)
-                except (BrokenPipeError, ConnectionResetError):
-                    """The client has gone: it was too slow for it."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+        self._server = LocalServer(Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
+        return f"{self._server.url}/v1"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()

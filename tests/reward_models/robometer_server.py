@@ -9,20 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
+from local_http import LocalServer, QuietHandler, Reply
 
 MODEL = "robometer/Robometer-4B"
-
-
-@dataclass
-class Reply:
-    body: bytes
-    status: int = 200
-    delay_s: float = 0.0
-    length: int | None = None  # as the header claims, if not that of the body
 
 
 Sample = dict[str, Any]  # as sent, with the arrays in place
@@ -54,14 +46,11 @@ class RobometerServer:
     def __post_init__(self) -> None:
         outer, lock = self, threading.Lock()
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 known = self.path == "/model_info"
                 body = {"model_path": outer.model, "num_gpus": 1} if known else {"detail": "Not Found"}
-                self._send(Reply(json.dumps(body).encode(), 200 if known else 404))
+                self.send(Reply(json.dumps(body).encode(), 200 if known else 404))
 
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
@@ -72,29 +61,16 @@ class RobometerServer:
                     outer.requests.append(samples)
                 reply = outer.behaviour(samples, number) if self.path == "/evaluate_batch_npy" else Reply(b"", 404)
                 time.sleep(reply.delay_s)
-                self._send(reply)
+                self.send(reply)
 
-            def _send(self, reply: Reply) -> None:
-                try:
-                    self.send_response(reply.status)
-                    self.send_header("Content-Length", str(reply.length or len(reply.body)))
-                    self.end_headers()
-                    self.wfile.write(reply.body)
-                except (BrokenPipeError, ConnectionResetError):
-                    """The client has gone: it was too slow for it."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+        self._server = LocalServer(Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return self._server.url
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 def parsed(message: bytes) -> list[Sample]:

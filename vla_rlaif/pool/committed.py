@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from vla_rlaif.checkpoint import RunCheckpoints
+from vla_rlaif.types import under
 
 ATTEMPTS = 5  # a running trainer removes old checkpoints while they are read
 
@@ -65,12 +66,11 @@ def load_committed(run_dir: Path) -> Committed:
     if not checkpoints.exists():
         return Committed(version=0, step=0, trained={}, average={})
     state, tensors, _ = _load_latest(checkpoints)
-    part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
     return Committed(
         version=int(tensors["learner/version"]),
         step=state["step"],
-        trained=part("learner/params/"),
-        average=part("learner/average/"),
+        trained=under("learner/params/", tensors),
+        average=under("learner/average/", tensors),
     )
 
 

@@ -18,7 +18,7 @@ from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, P
 from vla_rlaif.preferences.labelling import answer_counts, ask, choose_pairs, make_pair_data, make_records
 from vla_rlaif.preferences.sampling import Strategy, split_by_group
 from vla_rlaif.preferences.store import PreferenceStore
-from vla_rlaif.types import Episodes, Weights
+from vla_rlaif.types import Episodes, Weights, under
 
 
 @runtime_checkable
@@ -182,15 +182,11 @@ class PreferenceLearner:
         *counts, last_id = (int(value) for value in state["counts"])
         self._num_refreshes, self._num_labels, self._num_ties, self._num_skips = counts
         self._ids = json.loads(state["ids"].tobytes())
-        data = {name.removeprefix("data/"): value for name, value in state.items() if name.startswith("data/")}
+        data = under("data/", state)
         self._data = PairData(**data) if data else None
         if self._clips is not None:
-            self._clips.restore(
-                {name.removeprefix("clips/"): value for name, value in state.items() if name.startswith("clips/")}
-            )
-        self._reward.restore(
-            {name.removeprefix("reward/"): value for name, value in state.items() if name.startswith("reward/")}
-        )
+            self._clips.restore(under("clips/", state))
+        self._reward.restore(under("reward/", state))
         self._store.rewind(last_id)
 
     def _check_ids(self, episodes: Episodes, ids: Sequence[str]) -> None:
