@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ TIMES = ("time/", "minutes", "reward/fit_s", "jax/", "idle/", "sync/gather_s", "
 
 
 def succeed(*words: object) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
+    said = [str(word) for word in words]
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as end:
+        patched.setattr(sys, "argv", ["vla-rlaif", *said])  # as in a process of its own
+        main(said)
     assert end.value.code == 0
 
 

@@ -10,6 +10,7 @@ reward (watch.py), which may be hacked.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from vla_rlaif.checkpoint_writer import CheckpointWriter
 from vla_rlaif.composite import CompositeReward
 from vla_rlaif.config import LoopConfig, RunConfig
 from vla_rlaif.evaluate import measured, play_all, play_held_out
-from vla_rlaif.gather import gather, learned_reward
+from vla_rlaif.gather import Gathered, gather, learned_reward
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.parts import Acting, Parts
 from vla_rlaif.pipeline import Pipeline
@@ -63,7 +64,7 @@ def train(
         state, acting = RunState(), send(0)
         say(f"labels: {_first_labels(config, parts)}")
         if watch.is_active:
-            at_start = _validate(config, parts, state, run_dir, watch, {"reference_kl": 0.0})
+            at_start = _validate(config, parts, state, run_dir, watch, {"reference_kl": 0.0}, None)
     minutes_before, end, warn = state.minutes, min(until or loop.steps, loop.steps), Saturation(say)
     if watch.is_over:
         return state
@@ -94,7 +95,7 @@ def train(
             if state.step % loop.validate_every == 0 or state.step == loop.steps:
                 pipeline.rest()
                 with timer.phase("validate"):
-                    metrics |= _validate(config, parts, state, run_dir, watch, metrics)
+                    metrics |= _validate(config, parts, state, run_dir, watch, metrics, gathered)
             state.minutes = minutes_before + (time.monotonic() - begun) / 60
             metrics |= {"minutes": state.minutes, "episodes/carried": float(pipeline.num_carried)}
             log.write(step, {**metrics, **timer.metrics(), **meter.metrics()})
@@ -172,18 +173,29 @@ def _first_labels(config: RunConfig, parts: Parts) -> str:
 
 
 def _validate(
-    config: RunConfig, parts: Parts, state: RunState, run_dir: Path, watch: Watch, metrics: Mapping[str, float]
+    config: RunConfig,
+    parts: Parts,
+    state: RunState,
+    run_dir: Path,
+    watch: Watch,
+    metrics: Mapping[str, float],
+    gathered: Gathered | None,
 ) -> dict[str, float]:
-    """Measure the averaged weights on the validation starts; the best so far are kept on disk. They act until the next
-    publication. ``metrics`` are those of the step."""
+    """Measure the averaged weights on the validation starts; the best so far are kept on disk, the start policy until
+    another is as good. They act until the next publication. ``metrics`` and ``gathered`` are those of the step."""
     if state.step:  # before the first update they are what acts
         parts.sync.publish(averaged=True)
     played = play_held_out(parts.rollouts, split=Split.VALIDATION, episodes=config.loop.validation_episodes)
     result = measured(played, parts.rollouts.spec)
-    if result.success > state.best_success:
+    is_first = state.best_step == 0 < state.step  # of those that were trained
+    if result.success > state.best_success or (is_first and result.success == state.best_success):
         state.best_success, state.best_step = result.success, state.step
         save_policy(run_dir / "best", parts.metadata, parts.learner.weights(averaged=True), also=parts.export)
     if isinstance(parts.rollouts, MeasuredRollouts) and not state.step:
         parts.rollouts.diagnostics()  # of training only
     found = {"validation/success": result.success, "validation/low": result.low, "validation/high": result.high}
-    return found | watch.look(played, state.step, metrics)
+    as_judged = nullcontext()
+    if parts.preferences is not None and gathered is not None:
+        as_judged = parts.preferences.as_of(gathered.preferences)
+    with as_judged:
+        return found | watch.look(played, state.step, metrics)

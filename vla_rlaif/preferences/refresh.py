@@ -5,7 +5,8 @@ Axes: N fresh episodes, M new pairs, E labelled episodes, K frames read, D featu
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -188,6 +189,21 @@ class PreferenceLearner:
             self._clips.restore(under("clips/", state))
         self._reward.restore(under("reward/", state))
         self._store.rewind(last_id)
+
+    @contextmanager
+    def as_of(self, state: Weights) -> Iterator[None]:
+        """The reward is what it was when ``state`` was taken: where steps are gathered ahead, it may have been fitted
+        since."""
+        then = under("reward/", state)
+        if int(then["version"]) == self._reward.version:
+            yield
+            return
+        now = self._reward.state()
+        self._reward.restore(then)
+        try:
+            yield
+        finally:
+            self._reward.restore(now)
 
     def _check_ids(self, episodes: Episodes, ids: Sequence[str]) -> None:
         if len(ids) != len(episodes.valid) or len(set(ids)) != len(ids):

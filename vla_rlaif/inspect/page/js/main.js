@@ -1,6 +1,6 @@
 // What is looked at is the part of the address behind "#": #/ the list, #/run/NAME/VIEW/ID, #/compare?runs=A,B.
 // A view is shown anew when that changes; while a run goes on it is told every few seconds whether there is news.
-import { Away, ask, link } from "./api.js";
+import { Away, Problem, ask, link } from "./api.js";
 import { h, problem, replace } from "./dom.js";
 import { ago } from "./format.js";
 import { listenToKeys, setKeys } from "./keys.js";
@@ -127,6 +127,16 @@ function common(here, parts) {
   document.querySelectorAll("#tabs a").forEach((tab, place) => { keys[place + 1] = [tab.firstChild.textContent, () => tab.click()]; });
   return keys;
 }
+
+/** What a click or a key has asked for in a view that was left by then is no fault. */
+addEventListener("unhandledrejection", (event) => {
+  const { reason } = event;
+  if (reason instanceof DOMException && reason.name === "AbortError") event.preventDefault();
+  if (reason instanceof Away || reason instanceof Problem) {
+    event.preventDefault();
+    say(reason);
+  }
+});
 
 /** Asks for news of what is shown, and tells it. */
 async function follow() {
