@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from vla_rlaif.config import RunConfig
+from vla_rlaif.dataset import Demonstrations, load_demonstrations
 from vla_rlaif.preferences.clip_book import ClipBook
 from vla_rlaif.preferences.clips import Encode
 from vla_rlaif.preferences.data import ClipFrames
@@ -34,19 +35,32 @@ def clips_of_run(
 ) -> ClipFrames:
     """Of the demonstrations that start.py has put into the run directory."""
     warm = config.warm_start
-    return clips_of_folder(
-        run_dir / "demonstrations", settings, encode, spec, is_end_seen=warm is not None and warm.data is None
-    )
+    demos = load_demonstrations(run_dir / "demonstrations")
+    return _clips(demos, settings, encode, spec, is_end_seen=warm is not None and warm.data is None)
 
 
 def clips_of_folder(
-    folder: Path, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, *, is_end_seen: bool
+    folder: Path, config: RunConfig, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec
 ) -> ClipFrames:
-    from vla_rlaif.dataset import load_demonstrations
+    """Of demonstrations on disk, read as the config's warm start reads its data.
+
+    Raises:
+        ValueError: there are none, or they do not fit the env.
+    """
+    from vla_rlaif.warm_start_config import WarmStartConfig
+    from vla_rlaif.warm_start_data import demonstrations_from
+
+    demos = demonstrations_from(folder, spec, config.warm_start or WarmStartConfig())
+    return _clips(demos, settings, encode, spec, is_end_seen=False)
+
+
+def _clips(
+    demos: Demonstrations, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, *, is_end_seen: bool
+) -> ClipFrames:
     from vla_rlaif.preferences.demonstrated import demonstrated_clips
 
     return demonstrated_clips(
-        load_demonstrations(folder),
+        demos,
         chunk=spec.chunk,
         is_end_seen=is_end_seen,
         held_out=settings.held_out,

@@ -112,7 +112,8 @@ class RunWorkshop:
         from vla_rlaif.torch_learner import TorchLearner
         from vla_rlaif.torch_parallel import Rank
 
-        settings = self._config.learner
+        settings, cluster = self._config.learner, self._config.cluster
+        assert isinstance(cluster, RayClusterConfig)
         rank = Rank.join(
             self._context.index,
             self._context.num,
@@ -121,6 +122,7 @@ class RunWorkshop:
             port=meeting.port,
             gpu=0,  # the only one that this worker sees
             timeout_s=settings.timeout_s,
+            meet_s=cluster.faults.start_timeout_s,
         )
         return TorchLearner(policy, build_algorithm(self._config, spec), settings, anchor, rank=rank)
 

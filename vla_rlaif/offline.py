@@ -18,7 +18,7 @@ from vla_rlaif.interfaces import Labeller
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.policy_config import VLASettings
 from vla_rlaif.preferences.agreement import Agreement, describe_agreement, measure_agreement, write_agreement
-from vla_rlaif.preferences.clip_book import answers_of, outcome_records
+from vla_rlaif.preferences.clip_book import answers_of, outcome_records, says_outcomes
 from vla_rlaif.preferences.labelled import gather_episodes, held_out_rows, join, rows_of_others
 from vla_rlaif.preferences.labelling import ask, choose_pairs, make_records
 from vla_rlaif.preferences.outcome_store import OutcomeStore, outcome_path
@@ -63,8 +63,12 @@ def label(
     settings = learned_settings(config)
     if num_pairs < 1:
         raise ValueError(f"--pairs is {num_pairs}; it must be at least 1.")
+    if num_outcomes < 0:
+        raise ValueError(f"--outcomes is {num_outcomes}; it must be 0 or more.")
     ids, episodes = gather_episodes(data)
     labeller = build_labeller(settings.labeller, store.parent)
+    if num_outcomes:
+        says_outcomes(labeller)  # or pairs would be paid for before it is refused
     with PreferenceStore(store) as kept:
         records = kept.records()
         known = join(records, ids, episodes, store=store, data=data)

@@ -120,7 +120,7 @@ def make_card(judged: Judged, about: Mapping[str, str]) -> Card:
     tau, against = _tau(j)
     gap = _gap(j.score, j.success)
     above = j.clip_p > j.threshold
-    is_failure = j.clip_success < 0.5
+    is_success, is_failure = j.clip_success > 0.5, j.clip_success < 0.5  # 0.5 is neither
     known = not math.isnan(j.threshold)
     kinds = np.array(j.clip_kinds, dtype=np.str_)
     false_positives = _share(above[is_failure]) if known else _share(np.empty(0, bool))
@@ -134,7 +134,7 @@ def make_card(judged: Judged, about: Mapping[str, str]) -> Card:
         reliability=reliability,
         success_failure_gap=gap,
         threshold=j.threshold,
-        recall=_share(above[~is_failure]) if known else _share(np.empty(0, bool)),
+        recall=_share(above[is_success]) if known else _share(np.empty(0, bool)),
         false_positives=false_positives,
         by_kind={kind: _share(above[kinds == kind]) for kind in sorted(set(j.clip_kinds))} if known else {},
         within_group_std=inside,

@@ -66,7 +66,7 @@ def reward(action: Literal["fit", "eval"], config: RunConfig, files: Files, say:
     saved = _read_model(files.model) if action == "eval" else ({}, {})
     known = _read_labels(files)
     learned, origin, spec = _build_reward(config, settings, files, known.episodes)
-    clips = _clips(action, settings, files, known, spec, learned)
+    clips = _clips(action, config, settings, files, known, spec, learned)
     if action == "fit":
         _fit(learned, origin, known, clips, files.model, config.seed, say)
     else:
@@ -108,13 +108,19 @@ def _read_labels(files: Files) -> Labelled:
 
 
 def _clips(
-    action: str, settings: PreferenceRewardConfig, files: Files, known: Labelled, spec: EnvSpec, learned: Any
+    action: str,
+    config: RunConfig,
+    settings: PreferenceRewardConfig,
+    files: Files,
+    known: Labelled,
+    spec: EnvSpec,
+    learned: Any,
 ) -> ClipFrames | None:
     """Of the sources that reward.outcomes names. Only a fit needs all of them."""
     parts: list[ClipFrames] = []
     if "demonstrations" in settings.outcomes:
         if files.demos is not None:
-            parts.append(clips_of_folder(files.demos, settings, learned.features, spec, is_end_seen=False))
+            parts.append(clips_of_folder(files.demos, config, settings, learned.features, spec))
         elif action == "fit":
             raise ValueError("reward.outcomes names demonstrations: pass their folder as --demos.")
     if "labeller" in settings.outcomes:

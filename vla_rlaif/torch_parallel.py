@@ -101,23 +101,28 @@ class Rank:
         *,
         sharding: Sharding,
         port: int,
-        timeout_s: int,
+        timeout_s: float,
+        meet_s: float,
         host: str = "127.0.0.1",
         gpu: int | None = None,
     ) -> "Rank":
-        """Meet the others at the store on ``port`` of ``host``. Every collective fails after ``timeout_s``. ``gpu`` is
-        which of those that this process sees; None: it sees those of all ranks."""
+        """Meet the others at the store on ``port`` of ``host``, who may come up to ``meet_s`` later: some build for
+        longer. Every collective fails after ``timeout_s``. ``gpu`` is which of those that this process sees; None: it
+        sees those of all ranks."""
         is_cuda = torch.cuda.is_available()
         device = torch.device("cuda", index if gpu is None else gpu) if is_cuda else torch.device("cpu")
         if is_cuda:
             torch.cuda.set_device(device)
-        timeout = timedelta(seconds=timeout_s)
+        meet = timedelta(seconds=meet_s)
+        store = TCPStore(host, port, timeout=meet)
+        store.set(f"here/{index}", "")
+        store.wait([f"here/{other}" for other in range(num_ranks)], meet)
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
-            store=TCPStore(host, port, timeout=timeout),
+            store=store,
             rank=index,
             world_size=num_ranks,
-            timeout=timeout,
+            timeout=timedelta(seconds=timeout_s),
             device_id=device if is_cuda else None,
         )
         mesh = init_device_mesh(device.type, (num_ranks,))

@@ -156,6 +156,7 @@ def serve(start: Start, index: int, link: Link) -> None:
         sharding=start.config.sharding,
         port=start.port,
         timeout_s=start.config.timeout_s,
+        meet_s=start.config.timeout_s,
     )
     learner = TorchLearner(start.reload(start.folder), start.algorithm, start.config, rank=rank)
     link.send({"ready": True})

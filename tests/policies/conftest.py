@@ -24,6 +24,6 @@ def policy() -> OctoPolicy:
     """Shared by tests that leave its parameters alone. The head is not equal to the frozen one."""
     policy = from_scratch(make_config(), make_spec(), seed=1)
     rng = np.random.default_rng(0)
-    head = {name: np.asarray(policy.params[name]) for name in policy.trainable}
+    head = {name: np.asarray(policy.params[name]) for name in sorted(policy.trainable)}  # a set has no order
     policy.load({name: v + 0.1 * rng.normal(size=v.shape).astype(np.float32) for name, v in head.items()}, 7)
     return policy

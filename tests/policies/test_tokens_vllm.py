@@ -54,7 +54,8 @@ def moved(policy: TokenPolicy, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     weights = to_arrays(policy.params)
     trained = {
-        name: weights[name] + rng.normal(0, 0.1, weights[name].shape).astype(np.float32) for name in policy.trainable
+        name: weights[name] + rng.normal(0, 0.1, weights[name].shape).astype(np.float32)
+        for name in sorted(policy.trainable)
     }
     return {**weights, **trained}
 

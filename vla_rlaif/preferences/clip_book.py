@@ -72,14 +72,23 @@ class ClipBook:
         self._labelled = ClipFrames(**state) if state else None
 
 
-def answers_of(labeller: Labeller, episodes: Episodes, rows: Int[np.ndarray, " R"], seed: int) -> np.ndarray:
-    """Probabilities of success, checked."""
+def says_outcomes(labeller: Labeller) -> OutcomeLabeller:
+    """The labeller itself.
+
+    Raises:
+        ValueError: it only compares.
+    """
     if not isinstance(labeller, OutcomeLabeller):
         raise ValueError(
             f"The labeller {labeller.name!r} compares episodes and cannot say whether one has succeeded. Use "
             "reward.outcomes: [demonstrations], or a labeller of type oracle, or vlm in mode rubric."
         )
-    p = np.asarray(labeller.outcomes(episodes, rows, seed), np.float64)
+    return labeller
+
+
+def answers_of(labeller: Labeller, episodes: Episodes, rows: Int[np.ndarray, " R"], seed: int) -> np.ndarray:
+    """Probabilities of success, checked."""
+    p = np.asarray(says_outcomes(labeller).outcomes(episodes, rows, seed), np.float64)
     if p.shape != rows.shape or not (np.isnan(p) | ((p >= 0) & (p <= 1))).all():
         raise ValueError(
             f"The labeller {labeller.name!r} must give {len(rows)} probabilities in [0, 1] or NaN, got shape {p.shape} "
