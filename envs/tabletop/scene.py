@@ -6,6 +6,9 @@ is the whole scene. The goal is drawn as a geom because not every MuJoCo rendere
 Units: metres, radians, kilograms. The table top is the plane z = 0 and the robot base stands at the origin.
 """
 
+import copy
+import functools
+
 import mujoco
 
 COLORS = {"red": ".9 .1 .1 1", "blue": ".1 .25 .9 1", "green": ".1 .7 .15 1"}  # of the three cubes, in order
@@ -76,7 +79,13 @@ _LINKS = (
 
 
 def load_model(image_size: int) -> mujoco.MjModel:
-    """Compile the scene. The off-screen buffer is ``image_size`` pixels square: a larger one costs time to clear."""
+    """The scene, the caller's own. The off-screen buffer is ``image_size`` pixels square: a larger one costs time to
+    clear."""
+    return copy.copy(_compile(image_size))
+
+
+@functools.cache  # MuJoCo keeps some kilobytes of every compilation for good
+def _compile(image_size: int) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_string(_mjcf(image_size))
 
 

@@ -21,6 +21,7 @@ NUM_ENVS, CHUNK, STEPS = 3, 4, 24
 PLAYED = {"num_envs": NUM_ENVS, "workers": 2, "chunk": CHUNK, "max_steps": 2 * STEPS, "image_size": 32}
 TABLETOP = {"task": "pick_place", "num_envs": NUM_ENVS, "max_steps": 2 * STEPS, "image_size": 32, "renderer": "ray"}
 LIBERO_PYTHON = os.environ.get("LIBERO_PYTHON")
+ALOHA_PYTHON = os.environ.get("ALOHA_PYTHON")
 SUITES: dict[str, EnvConfig] = {
     "tabletop": TabletopConfig.model_validate(TABLETOP),
     "tabletop, randomised": TabletopConfig.model_validate(
@@ -50,6 +51,20 @@ SUITES: dict[str, EnvConfig] = {
             "instructions": ("swing the pole up",),
         }
     ),
+    "gymnasium, ALOHA": GymnasiumConfig.model_validate(
+        PLAYED
+        | {
+            "interpreter": ALOHA_PYTHON and Path(ALOHA_PYTHON),
+            "id": "gym_aloha/AlohaTransferCube-v0",
+            "module": "gym_aloha",
+            "options": {"obs_type": "pixels_agent_pos"},
+            "cameras": {"top": "pixels/top"},
+            "state": ("agent_pos",),
+            "success": "is_success",
+            "seed_bits": 32,
+            "instructions": ("hand over the cube",),
+        }
+    ),
     "libero": LiberoConfig.model_validate(
         PLAYED | {"interpreter": LIBERO_PYTHON and Path(LIBERO_PYTHON), "tasks": (0,)}
     ),
@@ -74,6 +89,8 @@ def are_alike(env: Any, now: Any) -> bool:
 def test_a_group_is_equal_and_a_snapshot_continues_exactly(suite: str) -> None:
     if suite == "libero" and LIBERO_PYTHON is None:
         pytest.skip("LIBERO_PYTHON is not set; `make env-libero` sets it")
+    if suite == "gymnasium, ALOHA" and ALOHA_PYTHON is None:
+        pytest.skip("ALOHA_PYTHON is not set; `make env-aloha` sets it")
     env: Any = build_env(SUITES[suite])
     seed = start_seed(Split.TRAIN, 7)
     now = env.reset(np.full(env.num_envs, seed))
