@@ -1,5 +1,6 @@
 """The maths of preferences: loss, calibration and its error. Axes: E ensemble members, M pairs."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,19 +8,34 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 TEMPERATURES = np.geomspace(0.1, 20.0, 121)
 
 
 def bradley_terry_loss(
-    first: Float[Tensor, "E M"], second: Float[Tensor, "E M"], target: Float[Tensor, "E M"]
+    first: Float[Tensor, "E M"],
+    second: Float[Tensor, "E M"],
+    target: Float[Tensor, "E M"],
+    *,
+    mistakes: float = 0.0,
 ) -> Tensor:
     """Mean negative log-likelihood in nats of P(first better) = sigmoid(return of first - return of second).
 
     Soft targets are cross-entropies, so a tie (0.5) pulls the two returns together and costs log 2 at best.
+
+    With ``mistakes`` m a label is taken to be flipped with that probability: the first is said to be better with
+    P = (1 - m) sigmoid(d) + m sigmoid(-d), as in Christiano et al. 2017 (arXiv 1706.03741, section 2.2.3), where 10 %
+    of the answers are random, which is m = 0.05. No label costs more than -log m, and the more one is at odds with the
+    others the less it pulls.
     """
-    return binary_cross_entropy_with_logits(first - second, target)
+    if not mistakes:
+        return binary_cross_entropy_with_logits(first - second, target)
+    right, wrong = logsigmoid(first - second), logsigmoid(second - first)
+    log_keep, log_flip = math.log1p(-mistakes), math.log(mistakes)
+    says_first = torch.logaddexp(log_keep + right, log_flip + wrong)
+    says_second = torch.logaddexp(log_keep + wrong, log_flip + right)
+    return -(target * says_first + (1 - target) * says_second).mean()
 
 
 def probability(delta: Float[np.ndarray, "E M"], temperature: float) -> Float[np.ndarray, " M"]:

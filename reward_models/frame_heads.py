@@ -107,13 +107,6 @@ class FrameFit:
         return total
 
 
-def threshold_at(negative: Float[np.ndarray, " C"], false_positive_rate: float) -> float:
-    """The lowest threshold that at most this share of the negatives' probabilities exceeds; NaN without negatives."""
-    if not len(negative):
-        return float("nan")
-    allowed = int(false_positive_rate * len(negative))
-    return float(np.sort(negative)[::-1][allowed])
-
-
 def share_above(p: Float[np.ndarray, " C"], threshold: float) -> float:
-    return float((p > threshold).mean()) if len(p) else float("nan")
+    """NaN without clips or threshold."""
+    return float((p > threshold).mean()) if len(p) and not np.isnan(threshold) else float("nan")

@@ -25,11 +25,12 @@ from vla_rlaif.reward_models.bradley_terry import (
     probability,
     to_numpy,
 )
-from vla_rlaif.reward_models.frame_heads import Head, Layout, share_above, threshold_at
+from vla_rlaif.reward_models.frame_heads import Head, Layout, share_above
 from vla_rlaif.reward_models.networks import Network
 from vla_rlaif.reward_models.preference_config import PreferenceConfig
 from vla_rlaif.reward_models.preference_fit import FitConfig, fit_network, returns
 from vla_rlaif.reward_models.reading import Read, episode_features, last_frames, read_in_parts
+from vla_rlaif.success_threshold import cross_fit, threshold_at
 from vla_rlaif.types import Episodes, under
 
 HEADS: tuple[Head, ...] = ("return", "progress", "success")
@@ -63,12 +64,12 @@ class PreferenceReward:
 
     @property
     def threshold(self) -> float:
-        """Of the last frame's ``success``: above it an episode counts as one. NaN without held-out failures."""
+        """Of the last frame's ``success``: above it an episode counts as one. NaN with too few held-out failures."""
         return self._threshold
 
     @property
     def dim(self) -> int:
-        """Of a frame's features, with those of the episode's first frame if they are read too."""
+        """Of a frame's features, with their changes since the episode's first frame if they are read too."""
         return self.encoder.dim * (2 if self.config.first_frame else 1)
 
     def features(self, episodes: Episodes) -> EpisodeFeatures:
@@ -147,6 +148,7 @@ class PreferenceReward:
                 self.fit_config,
                 seed,
                 layout=self._layout,
+                stop_on_frames=self.config.score != "return",
                 clips=None
                 if clips is None or self.heads == ("return",)
                 else replace(clips, values=self._scaled(clips.values)),
@@ -238,12 +240,13 @@ class PreferenceReward:
             known = ~np.isnan(error)
             found["progress_error"] = float(error[known].mean()) if known.any() else float("nan")
         if "success" in self.heads:
-            p = self.success_of_frames(clips.values[held & clips.is_end])
-            target = clips.success[held & clips.is_end]
-            self._threshold = threshold_at(p[target < 0.5], self.config.false_positive_rate)
+            end, rate = held & clips.is_end, self.config.false_positive_rate
+            p, target = self.success_of_frames(clips.values[end]), clips.success[end]
+            self._threshold = threshold_at(p[target < 0.5], rate)
+            above = cross_fit(p[target < 0.5], clips.source[end][target < 0.5], rate).above
             found["success_threshold"] = self._threshold
             found["success_recall"] = share_above(p[target > 0.5], self._threshold)
-            found["false_positives"] = share_above(p[target < 0.5], self._threshold)
+            found["false_positives"] = float("nan") if above is None else float(above.mean())
         return found
 
     def _build(self, dim: int, seed: int) -> Network:

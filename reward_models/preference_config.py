@@ -24,7 +24,7 @@ class PreferenceConfig:
     cnn: CnnConfig | None = None  # trains a CNN with the heads; needs encoders.PixelEncoder
     heads: tuple[Head, ...] = ("return",)
     score: Score = "return"  # which head an episode's score is; "mix": the mean of all, each standardised
-    first_frame: bool = False  # every frame is read beside the episode's first one
+    first_frame: bool = False  # every frame is read beside its change since the episode's first one
     false_positive_rate: float = 0.05  # at which the threshold of "success" is set, on held-out clips
 
     def __post_init__(self) -> None:

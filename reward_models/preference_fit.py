@@ -35,8 +35,11 @@ class FitConfig:
     patience: int = 3  # looks without an improvement before it stops
     min_held_out: int = 30  # decided held-out pairs below which there is no early stop: too few to choose by
     frame_batch: int = 256  # frames per member, for the heads "progress" and "success"
+    mistakes: float = 0.0  # share of the labels of pairs that is taken to be wrong
 
     def __post_init__(self) -> None:
+        if not 0 <= self.mistakes < 0.5:
+            raise ValueError(f"mistakes is the share of wrong labels, in [0, 0.5), got {self.mistakes}.")
         if not 0 <= self.recent_share <= 1:
             raise ValueError(f"recent_share is a share of a minibatch in [0, 1], got {self.recent_share}.")
         if min(self.num_steps, self.batch_size, self.num_recent, self.eval_every, self.patience) < 1:
@@ -61,12 +64,15 @@ def fit_network(
     *,
     layout: Layout,
     clips: ClipFrames | None,
+    stop_on_frames: bool,
 ) -> int:
     """Train in place; returns the number of steps up to the weights that were kept. ``live`` are the frames that the
     Bradley-Terry head sums over; ``clips`` (scaled like ``x``) are for the other heads of ``layout``.
 
     With enough held-out pairs the weights of the best look at them are kept. A look is the cross-entropy after
-    calibration, because the temperature repairs overconfidence and only the order is worth stopping for.
+    calibration, because the temperature repairs overconfidence and only the order is worth stopping for. With
+    ``stop_on_frames`` the loss of the other heads on held-out frames is added to it: they learn longer, and where they
+    are not what episodes are scored by, the Bradley-Terry head would be overfitted meanwhile.
     """
     num_members = network.num_members
     frames = None if clips is None else FrameFit(clips, layout, num_members, config.frame_batch, config.noise, seed)
@@ -86,7 +92,7 @@ def fit_network(
         noisy = x[rows]
         noisy.add_(noise[offsets[step] :][: noisy.numel()].view_as(noisy))
         first, second = returns(network, noisy, live[rows]).unflatten(1, (-1, 2)).unbind(-1)
-        loss = bradley_terry_loss(first, second, target[chosen]) * num_members  # each member its own mean
+        loss = bradley_terry_loss(first, second, target[chosen], mistakes=config.mistakes) * num_members  # a mean each
         if frames is not None:
             loss = loss + frames.loss(network, step) * num_members
         optimiser.zero_grad(set_to_none=True)
@@ -94,7 +100,7 @@ def fit_network(
         optimiser.step()
         if stops_early and (step + 1) % config.eval_every == 0:
             value = _held_out_loss(network, x, live, data, held)
-            if frames is not None:
+            if frames is not None and stop_on_frames:
                 value += frames.held_out_loss(network)
             if value < best:
                 best, best_step, best_weights = value, step + 1, copy.deepcopy(network.state_dict())

@@ -22,7 +22,11 @@ Read = Callable[[Network, Tensor, Tensor], Tensor]  # network, features E B K D,
 
 
 def episode_features(encoder: Encoder, episodes: Episodes, *, only_last: bool, first_frame: bool) -> EpisodeFeatures:
-    """Of every live frame, or ``only_last``; with ``first_frame`` each beside those of its episode's first frame."""
+    """Of every live frame, or ``only_last``; with ``first_frame`` each beside its change since the first frame.
+
+    The change, and not the first frame itself: each feature is standardised on its own and gets its own noise in a fit,
+    and the difference of two noisy places that are nearly equal would drown in it.
+    """
     num, num_frames = episodes.state.shape[:2]
     frame = np.arange(num_frames)
     if only_last:  # frames after the end repeat the last live one
@@ -41,7 +45,7 @@ def episode_features(encoder: Encoder, episodes: Episodes, *, only_last: bool, f
     values = np.zeros((num, num_frames, encoder.dim), np.float32)
     values[row, column] = np.concatenate([np.empty((0, encoder.dim), np.float32), *encoded])
     if first_frame:
-        values = np.concatenate([values, np.broadcast_to(values[:, :1], values.shape)], axis=2)
+        values = np.concatenate([values, values - values[:, :1]], axis=2)
         values[~live] = 0
     first = num_frames - 1 if only_last else 0
     return EpisodeFeatures(values=values[:, first:], live=live[:, first:])

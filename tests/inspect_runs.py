@@ -11,7 +11,8 @@ from synthetic import make_episodes
 from vla_rlaif.metrics import MetricsLog
 from vla_rlaif.preferences.store import Preference, PreferenceStore
 from vla_rlaif.recording import Recorded, Recording
-from vla_rlaif.reward_card import Judged, make_card, write_card_json
+from vla_rlaif.reward_card import make_card, write_card_json
+from vla_rlaif.reward_card_data import Judged
 from vla_rlaif.types import Episodes
 
 GROUP = 4
@@ -129,9 +130,16 @@ def metrics_of(step: int) -> dict[str, float | None]:
         "idle/learner": 0.75,
         "sync/gather_s": 0.002,
         "sync/transfer_s": 0.004,
+        "term/progress/mean": wave(0.1, 0.6),
+        "term/progress/std": 0.2,
+        "term/energy/mean": 40 * wave(-1.0, -1.3),
+        "term/energy/std": 9.0,
     }
     if step % 4 == 3:
         line |= {"validation/success": wave(0.45, 0.92), "validation/low": 0.4, "validation/high": 0.97}
+        line |= {"monitor/sqrt_kl": 0.03 * step, "monitor/proxy_gain": wave(0, 4), "monitor/strikes": float(step > 15)}
+        line |= {"monitor/gold": min(0.9, 0.4 + 0.05 * step) - 0.06 * max(0, step - 11), "monitor/alarm": 0.0}
+        line |= {"monitor/term/progress": wave(0.1, 0.7), "monitor/term/energy": 40 * wave(-1.0, -1.2)}
     return line
 
 

@@ -33,3 +33,13 @@ def share_of_group(episodes):
     """Of what the members of the episode's group have together."""
     group, truth = episodes.starts.group, episodes.truth
     return truth / np.array([np.abs(truth[group == g]).sum() for g in group])
+
+
+def always_the_first(episodes, pairs):
+    return np.ones(len(pairs))
+
+
+def by_the_last_state(episodes, pairs):
+    """A labeller: how many more of the last state's second number; a skip where its third is negative."""
+    better = 0.5 + 0.5 * np.clip(episodes.state[pairs[:, 0], -1, 1] - episodes.state[pairs[:, 1], -1, 1], -1, 1)
+    return np.where((episodes.state[pairs, -1, 2] < 0).any(axis=1), np.nan, better)

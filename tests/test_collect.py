@@ -73,6 +73,8 @@ def test_the_mask_ends_with_success_and_never_comes_back(collected, env):
     # After the end nothing moves: the frames of a finished episode repeat.
     for e in np.flatnonzero(length < 8):
         np.testing.assert_array_equal(demos.state[e, length[e]], demos.state[e, -1])
+        assert (demos.state[e, length[e]] != demos.state[e, length[e] - 1]).any()
+    assert demos.is_end_seen
 
 
 def test_recorded_actions_are_the_experts_not_the_noisy_ones(collected):

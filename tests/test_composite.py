@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from dist.pool_work import learned
-from synthetic import make_episodes, make_pair_data
+from synthetic import StateEncoder, make_episodes, make_pair_data
 
 from vla_rlaif.build import build_env, build_parts, build_policy
 from vla_rlaif.composite import CompositeReward, LearnedTerm, Terms, Weighted
@@ -18,6 +18,8 @@ from vla_rlaif.dist.workers import RewardWorker
 from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.reward_models.oracle import OracleReward
+from vla_rlaif.reward_models.preference import PreferenceConfig, PreferenceReward
+from vla_rlaif.reward_models.preference_fit import FitConfig
 from vla_rlaif.reward_models.success import SuccessReward
 from vla_rlaif.rollout import take
 from vla_rlaif.train import train
@@ -115,6 +117,33 @@ def test_a_learned_term_is_measured_again_after_every_fit_on_the_same_batch():
         np.testing.assert_allclose(reward.score(episodes), z[0] + 0.5 * z[1], rtol=2e-5, atol=1e-5)
         np.testing.assert_allclose(reward.score_kept(kept), reward.score(episodes), rtol=2e-5, atol=1e-5)
         assert reward.version == seed + 1
+
+
+class CountingEncoder(StateEncoder):
+    """Says how many frames it has read."""
+
+    num = 0
+
+    def encode(self, obs):
+        self.num += len(obs.state)
+        return super().encode(obs)
+
+
+def test_what_is_kept_or_frozen_is_encoded_once():
+    encoder = CountingEncoder()
+    model = PreferenceReward(encoder, PreferenceConfig(hidden=(16,), frames="last"), FitConfig(num_steps=2))
+    terms = Terms([SuccessReward(), model], learned=model)
+    reward = CompositeReward(
+        terms, [weighted("success", 0.0), weighted("learned")], learned=LearnedTerm(row=1, reward=model)
+    )
+    model.fit(make_pair_data(40), seed=0)
+    reward.freeze(make_episodes(32, seed=1))
+    assert encoder.num == 32  # one frame of each is read
+    episodes = make_episodes(8, seed=2)
+    kept = reward.keep(episodes)
+    assert encoder.num == 40
+    np.testing.assert_array_equal(kept["raw"], terms.term_scores(episodes))
+    np.testing.assert_array_equal(reward.score_kept(kept), reward.score(episodes))
 
 
 def test_a_checkpoint_brings_the_frozen_batch_back():

@@ -68,8 +68,9 @@ def test_demonstrations_round_trip(tmp_path):
     assert_same(load_demonstrations(tmp_path / "d"), make_demonstrations())
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert manifest["seed"] == 7 and manifest["kind"] == "demonstrations"
-    save_demonstrations(tmp_path / "d", make_demonstrations(1), {})  # replaces
-    assert_same(load_demonstrations(tmp_path / "d"), make_demonstrations(1))
+    ended = dataclasses.replace(make_demonstrations(1), is_end_seen=True)
+    save_demonstrations(tmp_path / "d", ended, {})  # replaces
+    assert_same(load_demonstrations(tmp_path / "d"), ended)
 
 
 def test_episodes_round_trip_by_shard(tmp_path):

@@ -12,8 +12,7 @@ from vla_rlaif.config import parse_config
 from vla_rlaif.dataset import save_demonstrations
 from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.preferences.outcome_store import OutcomeStore
-from vla_rlaif.reward_models.preference import PreferenceReward
-from vla_rlaif.reward_run_card import write_run_card
+from vla_rlaif.reward_run_card import NOT_RECORDED, write_run_card
 from vla_rlaif.start import start_policy
 from vla_rlaif.train import train
 
@@ -30,8 +29,9 @@ def go(folder, data, *, until, resume=False):
             **{"heads": ["return", "progress", "success"], "score": "mix", "members": 2, "hidden": [8]},
             **{"outcomes": ["demonstrations", "labeller"], "outcome_share": 0.25, "held_out": 0.25, "fit_steps": 8},
             **{"budget": 80, "initial_labels": 40, "initial_episodes": 32},
-            **{"labels_per_refresh": 16, "refresh_every": 1},
+            **{"labels_per_refresh": 16, "refresh_every": 1, "false_positive_rate": 0.2},
         },
+        "record": {"every": 1, "groups": 8},
         "algorithm": {"group_size": 4, "clip_low": 0.2, "clip_high": 0.2},
         "loop": {"steps": 4, "validate_every": 9, "checkpoint_every": 1},
     }
@@ -42,8 +42,7 @@ def go(folder, data, *, until, resume=False):
     parts = build_parts(config, env, policy, folder)
     with MetricsLog(folder) as log:
         train(config, parts, log, folder, resume=resume, say=lambda text: None, until=until)
-    assert parts.preferences is not None and isinstance(parts.reward, PreferenceReward)
-    write_run_card(parts.preferences, parts.reward, folder)
+    write_run_card(config, parts, folder, lambda text: None)
     timed = ("time/", "minutes", "reward/fit_s", "jax/", "idle/", "sync/")
     lines = [
         {k: v for k, v in line.items() if not k.startswith(timed)} for line in read_metrics(folder / "metrics.jsonl")
@@ -76,4 +75,12 @@ def test_a_run_with_outcomes_resumes_bit_equal(tmp_path):
     card = json.loads(cards[0])
     assert card["threshold"] == pytest.approx(lines[-1]["reward/success_threshold"])
     assert card["accuracy"]["rate"] == pytest.approx(lines[-1]["reward/held_out_accuracy"])
+    assert card["false_positives"]["rate"] == pytest.approx(lines[-1]["reward/false_positives"])
     assert {"reward/progress_error", "reward/success_threshold", "reward/false_positives"} <= lines[-1].keys()
+    # All episodes of steps are recorded, and none of those before the first one.
+    sides = [name for mistake in card["mistakes"] for name in (mistake["first"], mistake["second"])]
+    shown = [name for name in sides if not name.startswith("start:")]
+    page = (tmp_path / "a" / "reward_card.html").read_text()
+    assert 0 < len(shown) < len(sides)
+    assert page.count("data:image/") == 2 * len(shown)  # moving and still
+    assert page.count(NOT_RECORDED) == len(sides) - len(shown)

@@ -16,7 +16,7 @@ from vla_rlaif.metrics import MetricsLog, wilson
 from vla_rlaif.report import difference, write_report
 from vla_rlaif.report_training import CHARTS, phase_seconds
 
-SECTIONS = ["Success before and after", "Clips", "Training", "Time", "Setting"]
+SECTIONS = ["Success before and after", "Clips", "Training", "Time", "Setting", "Look inside"]
 CONFIG = """name: push <b>hard</b>
 seed: 3
 env: {type: tabletop, task: push}
@@ -139,6 +139,7 @@ def test_a_finished_run_is_told_in_full(report: Path) -> None:
         "Peak memory": "1.23 GB",
         "Versions": "vla_rlaif 0.1.0, mujoco 3.17.0",
     }
+    assert f"vla-rlaif inspect {report.parent}" in page.text and "01_inspect_trajectories.ipynb" in page.text
     assert "push <b>hard</b>" in page.text  # escaped: shown, not obeyed
     assert [chart.title for chart in CHARTS] == [label.split(".")[0] for label in page.charts[1:-1]]
     assert "validation success: from 31.2 % at step 0 to 34.4 % at step 4." in page.charts[1]

@@ -13,8 +13,11 @@ import pytest
 import scipy.stats
 from sklearn.calibration import calibration_curve
 
-from vla_rlaif.reward_card import Judged, failed_gates, make_card, write_card_json
+from vla_rlaif.metrics import score_interval
+from vla_rlaif.reward_card import failed_gates, make_card, write_card_json
+from vla_rlaif.reward_card_data import Judged
 from vla_rlaif.reward_card_page import render, write_card_page
+from vla_rlaif.success_threshold import threshold_at
 
 NAN = float("nan")
 HAND = Judged(
@@ -27,9 +30,10 @@ HAND = Judged(
     p_first=np.array([0.9, 0.8, 0.3, 0.6, 0.02]),
     truth=np.array([1.0, 0.2, 0.9, 0.1, NAN]),
     success=np.array([1.0, 0.0, 1.0, 0.0, NAN]),
-    clip_kinds=("succeeded", "succeeded", "failed", "cut", "cut", "failed"),
-    clip_success=np.array([1.0, 0.9, 0.0, 0.0, 0.0, 0.5]),
-    clip_p=np.array([0.9, 0.4, 0.6, 0.1, 0.5, 0.99]),
+    clip_kinds=("succeeded", "succeeded", "failed", "cut", "cut", "failed", "rewound", "cut", "failed"),
+    clip_success=np.array([1.0, 0.9, 0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.5]),
+    clip_p=np.array([0.9, 0.4, 0.6, 0.1, 0.5, 0.2, 0.7, 0.3, 0.99]),
+    clip_source=np.array([0, 1, 0, 0, 1, 1, 2, 3, 3]),
     threshold=0.5,
     false_positive_rate=0.25,
 )
@@ -113,27 +117,61 @@ def test_gap_and_spread_by_hand():
     assert np.isnan(make_card(replace(HAND, success=np.ones(5)), {}).success_failure_gap)
 
 
-def test_false_positives_at_the_threshold():
+def test_false_positives_at_the_thresholds_of_other_clips():
     card = make_card(HAND, {})
-    # Failures have 0.6, 0.1 and 0.5: one is above 0.5. Successes have 0.9 and 0.4. Of 0.99 nobody knows.
-    assert (card.false_positives.rate, card.false_positives.num) == (pytest.approx(1 / 3), 3)
+    # Negatives of the sources 0 and 2 have 0.6 0.1 0.7, those of 1 and 3 have 0.5 0.2 0.3. At 0.25 the largest of three
+    # is the threshold: above that of the other half are 0.6 and 0.7. Of 0.99 nobody knows. Successes have 0.9 and 0.4,
+    # of which the model's own threshold lets one pass.
+    assert (card.false_positives.rate, card.false_positives.num) == (pytest.approx(1 / 3), 6)
     assert (card.recall.rate, card.recall.num) == (0.5, 2)
-    low, high = scipy.stats.binomtest(1, 3).proportion_ci(method="wilson")
-    assert (card.false_positives.low, card.false_positives.high) == pytest.approx((low, high))
-    assert {kind: rate.num for kind, rate in card.by_kind.items()} == {"cut": 2, "failed": 2, "succeeded": 2}
-    assert card.by_kind["cut"].rate == 0
+    # Worked out in test_success_threshold.py: as good as 5.4 independent negatives.
+    assert (card.false_positives.low, card.false_positives.high) == pytest.approx(score_interval(1 / 3, 5.4))
+    assert {kind: rate.num for kind, rate in card.by_kind.items()} == dict(succeeded=2, failed=2, rewound=1, cut=3)
+    assert {kind: rate.rate for kind, rate in card.by_kind.items()} == dict(succeeded=0.5, failed=0.5, rewound=1, cut=0)
+    assert "(3 and 3 negatives)" in render(card, {})
     none = make_card(replace(HAND, threshold=NAN), {})
-    assert np.isnan([none.false_positives.rate, none.recall.rate]).all() and not none.by_kind
+    assert np.isnan(none.recall.rate) and "The model has no threshold of success." in render(none, {})
+
+
+def test_too_few_negatives_are_not_measured_and_the_card_says_how_many_are_needed():
+    card = make_card(replace(HAND, false_positive_rate=0.05), {})
+    assert np.isnan([card.false_positives.rate, card.false_positives.low]).all() and set(card.by_kind) == {"succeeded"}
+    wanted = "needs 19 held-out negatives in each half of the start states, and there are 3 and 3."
+    gate = card.gates[3]
+    assert gate.passed is None and gate.note.endswith(wanted)
+    assert f"asked for, 0.05. A threshold at the rate 0.05 {wanted}</td>" in render(card, {})
+    headless = make_card(replace(HAND, threshold=NAN, false_positive_rate=NAN), {})
+    assert headless.gates[3].note == "The reward has no head success."
+    assert headless.gates[3].wanted == "not asked for" and ">nan" not in render(headless, {})
+
+
+def test_the_gate_fails_though_the_threshold_keeps_its_promise_on_the_clips_that_it_was_chosen_on():
+    """20 start states of eight negatives each, and those of every other one look successful: a model that knows the
+    scene and not the task. The largest 5 % decide the threshold, so of the clips themselves at most 5 % exceed it."""
+    source = np.repeat(np.arange(20), 8)
+    p = np.where(source % 2 == 0, 0.8, 0.1) + 0.01 * np.random.default_rng(0).random(160)
+    threshold = threshold_at(p, 0.05)
+    assert (p > threshold).mean() <= 0.05
+    fooled = replace(
+        HAND,
+        **{"clip_kinds": ("failed",) * 160, "clip_success": np.zeros(160), "clip_p": p, "clip_source": source},
+        **{"threshold": threshold, "false_positive_rate": 0.05},
+    )
+    card = make_card(fooled, {})
+    assert card.false_positives.rate == pytest.approx(0.5, abs=0.05) and card.gates[3].passed is False
+    honest = make_card(replace(fooled, clip_p=np.random.default_rng(0).random(160)), {})
+    assert honest.gates[3].passed is True
 
 
 def test_gates_pass_fail_or_are_not_measured():
-    # Accuracy 3 of 4 has the low end 0.30; tau 0.91, gap 1.79, low end of 1 in 3 false positives 0.06, spread 0.89.
+    # Accuracy 3 of 4 has the low end 0.30; tau 0.91, gap 1.79, low end of a third of 5.4 false positives 0.09, spread
+    # 0.89.
     card = make_card(HAND, {})
     assert [gate.passed for gate in card.gates] == [False, True, True, True, True]
     (sentence,) = failed_gates(card)
     assert sentence.startswith("held-out pairwise accuracy") and sentence.endswith("is 0.301, wanted at least 0.6")
     strict = make_card(replace(HAND, false_positive_rate=0.05), {})
-    assert [gate.passed for gate in strict.gates] == [False, True, True, False, True]
+    assert [gate.passed for gate in strict.gates] == [False, True, True, None, True]
     upside_down = make_card(replace(HAND, score=-HAND.score), {})
     assert [gate.passed for gate in upside_down.gates] == [False, False, False, True, True]
     constant = make_card(replace(HAND, score=np.where(np.isnan(HAND.score), NAN, 2.0)), {})
@@ -141,7 +179,7 @@ def test_gates_pass_fail_or_are_not_measured():
     nothing = replace(
         HAND,
         **{"pairs": np.empty((0, 2), np.int64), "label": np.empty(0), "p_first": np.empty(0)},
-        **{"truth": None, "success": None, "group": np.arange(5), "threshold": NAN},
+        **{"truth": None, "success": None, "group": np.arange(5), "threshold": NAN, "false_positive_rate": NAN},
     )
     card = make_card(nothing, {})
     assert [gate.passed for gate in card.gates] == [None] * 5 and not failed_gates(card)
@@ -197,4 +235,4 @@ def test_the_page_needs_nothing_else_and_shows_the_mistakes(tmp_path):
     assert "80 % sure that this is better" in page
     assert "&lt;script&gt;alert(1)" in page and "&lt;b&gt;" in page
     # Episodes without frames are named.
-    assert render(make_card(HAND, {}), {}).count("no frames") == 2
+    assert render(make_card(HAND, {}), {}, missing="not <kept>").count("not &lt;kept&gt;") == 2

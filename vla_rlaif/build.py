@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from vla_rlaif.build_algorithm import build_algorithm, build_credit, check_devices
 from vla_rlaif.build_clips import build_clip_book
-from vla_rlaif.build_labeller import build_labeller, build_rater, pair_mix
+from vla_rlaif.build_labeller import build_auditor, build_labeller, build_rater, pair_mix
 from vla_rlaif.build_process_env import build_process_env, strengths
 from vla_rlaif.checkpoint import load_policy
 from vla_rlaif.composite import CompositeReward, LearnedTerm, Terms, TermScorer, Weighted
@@ -338,6 +338,7 @@ def build_preference_reward(config: PreferenceRewardConfig, policy: Any, spec: E
             noise=config.input_noise,
             recent_share=config.recent_share,
             bootstrap=config.bootstrap,
+            mistakes=config.assumed_mistakes,
         ),
     )
 
@@ -407,6 +408,7 @@ def build_parts(config: RunConfig, env: VectorEnv, policy: Any, run_dir: Path) -
         metadata=policy.metadata(),
         export=lerobot_export(config.policy, policy),
         stored=None if config.loop.stored is None else EpisodeStore(config.loop.stored),
+        auditor=build_auditor(config, run_dir),
     )
 
 

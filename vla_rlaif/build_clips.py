@@ -20,7 +20,7 @@ def build_clip_book(config: RunConfig, encode: Encode, spec: EnvSpec, run_dir: P
     from vla_rlaif.preferences.outcome_store import OutcomeStore, outcome_path
 
     asks = "labeller" in settings.outcomes
-    demonstrated = partial(clips_of_run, config, settings, encode, spec, run_dir)
+    demonstrated = partial(clips_of_run, settings, encode, spec, run_dir)
     return ClipBook(
         instructions=spec.instructions,
         encode=encode,
@@ -30,13 +30,9 @@ def build_clip_book(config: RunConfig, encode: Encode, spec: EnvSpec, run_dir: P
     )
 
 
-def clips_of_run(
-    config: RunConfig, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, run_dir: Path
-) -> ClipFrames:
+def clips_of_run(settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, run_dir: Path) -> ClipFrames:
     """Of the demonstrations that start.py has put into the run directory."""
-    warm = config.warm_start
-    demos = load_demonstrations(run_dir / "demonstrations")
-    return _clips(demos, settings, encode, spec, is_end_seen=warm is not None and warm.data is None)
+    return _clips(load_demonstrations(run_dir / "demonstrations"), settings, encode, spec)
 
 
 def clips_of_folder(
@@ -51,18 +47,15 @@ def clips_of_folder(
     from vla_rlaif.warm_start_data import demonstrations_from
 
     demos = demonstrations_from(folder, spec, config.warm_start or WarmStartConfig())
-    return _clips(demos, settings, encode, spec, is_end_seen=False)
+    return _clips(demos, settings, encode, spec)
 
 
-def _clips(
-    demos: Demonstrations, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec, *, is_end_seen: bool
-) -> ClipFrames:
+def _clips(demos: Demonstrations, settings: PreferenceRewardConfig, encode: Encode, spec: EnvSpec) -> ClipFrames:
     from vla_rlaif.preferences.demonstrated import demonstrated_clips
 
     return demonstrated_clips(
         demos,
         chunk=spec.chunk,
-        is_end_seen=is_end_seen,
         held_out=settings.held_out,
         instructions=spec.instructions,
         encode=encode,

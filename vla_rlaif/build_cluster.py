@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rlaif.build import build_preferences, compose
 from vla_rlaif.build_algorithm import build_credit
-from vla_rlaif.build_labeller import check_judge
+from vla_rlaif.build_labeller import build_auditor, check_judge
 from vla_rlaif.build_workers import (
     Places,
     make_learner_worker,
@@ -35,6 +35,7 @@ from vla_rlaif.dist.workers import ReferenceWorker, RewardWorker, RolloutWorker
 from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.metric_sinks import open_log
 from vla_rlaif.parts import Parts
+from vla_rlaif.reward_run_card import write_run_card
 from vla_rlaif.stage import Trained
 from vla_rlaif.token_config import TokenVLAConfig, VLLMConfig
 from vla_rlaif.train import train
@@ -124,6 +125,7 @@ class RunWorkers:
             export=learner.export if self._has_export else None,
             stored=None if config.loop.stored is None else EpisodeStore(config.loop.stored),
             reference=reference,
+            auditor=build_auditor(config, self._run_dir),
         )
 
     def _settings(self, work_s: float) -> CrewSettings:
@@ -183,6 +185,7 @@ class ClusterStage:
         parts = self.workers.parts()
         with open_log(self._config, self.run_dir) as log:
             state = train(self._config, parts, log, self.run_dir, resume=resume, say=self._say)
+        write_run_card(self._config, parts, self.run_dir, self._say)
         return Trained(state=state, num_labels=parts.preferences.num_labels if parts.preferences is not None else 0)
 
 

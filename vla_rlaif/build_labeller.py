@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from vla_rlaif.audit_labels import Auditor
 from vla_rlaif.config import RunConfig
 from vla_rlaif.interfaces import Labeller
 from vla_rlaif.labeller_config import (
@@ -29,6 +30,8 @@ from vla_rlaif.reward_config import (
     parts_of,
 )
 from vla_rlaif.types import EnvSpec
+
+AUDIT = "audit"  # folder of a run that the audit's labeller keeps its answers in
 
 
 @runtime_checkable
@@ -97,6 +100,23 @@ def build_labeller(config: LabellerConfig, folder: Path) -> Labeller:
     )
 
 
+def build_auditor(config: RunConfig, run_dir: Path) -> Auditor | None:
+    audit = config.monitor.audit
+    if audit is None or config.monitor.action == "off":
+        return None
+    from vla_rlaif.preferences.store import PreferenceStore
+
+    folder = run_dir / AUDIT
+    folder.mkdir(exist_ok=True)
+    return Auditor(
+        build_labeller(audit.labeller, folder),
+        PreferenceStore(folder / "preferences.sqlite"),
+        num_pairs=audit.pairs,
+        budget=audit.budget,
+        seed=config.seed,
+    )
+
+
 def build_rater(config: JudgeSettings, folder: Path) -> Rater:
     return Rater(build_asker(config, folder), num_frames=config.frames, cameras=config.cameras, prompt=config.prompt)
 
@@ -114,6 +134,10 @@ def check_judge(config: RunConfig, spec: EnvSpec, folder: Path) -> None:
             labeller = build_labeller(reward.labeller, folder)
             if isinstance(labeller, ProbedLabeller):
                 labeller.probe(spec)
+    if config.monitor.audit is not None and config.monitor.action != "off":
+        labeller = build_labeller(config.monitor.audit.labeller, folder / AUDIT)
+        if isinstance(labeller, ProbedLabeller):
+            labeller.probe(spec)
 
 
 def build_asker(config: JudgeSettings, folder: Path) -> Asker:

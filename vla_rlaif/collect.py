@@ -38,6 +38,7 @@ def collect_demonstrations(env: VectorEnv, config: CollectConfig, seed: int) -> 
     return Demonstrations(
         images={k: np.concatenate([p.images[k] for p in parts])[: config.episodes] for k in parts[0].images},
         instruction=tuple(s for p in parts for s in p.instruction)[: config.episodes],
+        is_end_seen=True,
         **{k: cat(k) for k in ("state", "action", "mask", "success")},
     )
 
@@ -70,6 +71,7 @@ def _play(env: VectorEnv, config: CollectConfig, seed: int, part: int) -> Demons
         action=np.stack(actions, axis=1),
         mask=np.stack(live, axis=1),
         success=now.success,
+        is_end_seen=True,  # a member that is done shows its last frame until all are
     )
 
 

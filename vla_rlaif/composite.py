@@ -30,7 +30,9 @@ class TermScorer(Protocol):
         """Of the term that is learned; 0 without one."""
         ...
 
-    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]: ...
+    def term_scores(self, episodes: Episodes, *, features: EpisodeFeatures | None = None) -> Float[np.ndarray, "K N"]:
+        """``features``: what the learned term reads of them, where it is known already."""
+        ...
 
 
 class Terms:
@@ -43,8 +45,14 @@ class Terms:
     def version(self) -> int:
         return 0 if self.learned is None else self.learned.version
 
-    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]:
-        return np.stack([reward.score(episodes).astype(np.float64) for reward in self._rewards])
+    def term_scores(self, episodes: Episodes, *, features: EpisodeFeatures | None = None) -> Float[np.ndarray, "K N"]:
+        scores, learned = [], self.learned
+        for reward in self._rewards:
+            if features is not None and learned is not None and reward is learned:
+                scores.append(learned.score_features(features))
+            else:
+                scores.append(reward.score(episodes))
+        return np.stack(scores).astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +98,12 @@ class CompositeReward:
         Raises:
             ValueError: a term cannot be standardised on it.
         """
-        raw = self._scorer.term_scores(episodes)
+        self._features = None if self._learned is None else self._learned.reward.features(episodes)
+        raw = self._scorer.term_scores(episodes, features=self._features)
         self._mean = np.zeros(len(self._terms))
         for row in range(len(self._terms)):
             self._measure(row, raw[row])
-        if self._learned is not None:
-            self._features, self._measured_version = self._learned.reward.features(episodes), self.version
+        self._measured_version = self.version
 
     def frozen(self) -> Weights:
         """What ``freeze`` has measured; ``thaw`` takes it back."""
@@ -136,9 +144,10 @@ class CompositeReward:
 
     def keep(self, episodes: Episodes) -> Weights:
         """What ``score_kept`` needs to score these episodes again after any fit, without their frames."""
-        features = {} if self._learned is None else vars(self._learned.reward.features(episodes))
-        self._kept = self._scorer.term_scores(episodes)
-        return {"raw": self._kept, **{f"features/{name}": v for name, v in features.items()}}
+        features = None if self._learned is None else self._learned.reward.features(episodes)
+        self._kept = self._scorer.term_scores(episodes, features=features)
+        found = {} if features is None else vars(features)
+        return {"raw": self._kept, **{f"features/{name}": v for name, v in found.items()}}
 
     def score_kept(self, kept: Weights) -> Float[np.ndarray, " N"]:
         raw = np.array(kept["raw"])

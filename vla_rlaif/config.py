@@ -31,6 +31,7 @@ from vla_rlaif.env_config import (
     TabletopConfig,
 )
 from vla_rlaif.logging_config import LoggingConfig
+from vla_rlaif.monitor_checks import check_monitor
 from vla_rlaif.policy_config import ImitatorSettings, OctoConfig, PolicyConfig, SmallStemConfig, VLASettings
 from vla_rlaif.record_config import RecordConfig
 from vla_rlaif.reward_config import (
@@ -208,11 +209,7 @@ class RunConfig(Model):
             )
         if self.audited:
             check_audit(self.reward)
-        if self.monitor.action == "rollback" and (self.loop.overlap or self.loop.stored is not None):
-            raise ValueError(
-                "monitor.action rollback gives up what was played with the weights that it leaves, and loop.overlap "
-                "and loop.stored train on older episodes: set monitor.action to stop, or remove them."
-            )
+        check_monitor(self)
 
     def _octo_sees(self, policy: OctoConfig, env: TabletopConfig) -> None:
         unit = policy.stem.patch_size if isinstance(policy.stem, SmallStemConfig) else 4

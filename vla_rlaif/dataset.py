@@ -34,6 +34,7 @@ class Demonstrations:
     action: Float[np.ndarray, "E L A"]  # what the demonstrator chose, without the execution noise
     mask: Bool[np.ndarray, "E L"]  # the step belongs to the demonstration
     success: Bool[np.ndarray, " E"]
+    is_end_seen: bool = False  # frame l is there for the l behind the last action, too: what the last action led to
 
     def samples(self, chunk: int, window: int = 1) -> tuple[Observation, Float[np.ndarray, "D H A"]]:
         """Every recorded step with the chunk of H actions that follows; the last action is repeated past the end.
@@ -50,7 +51,8 @@ class Demonstrations:
 def save_demonstrations(folder: Path, demos: Demonstrations, about: Mapping[str, object]) -> None:
     flat = {f"images/{k}": v for k, v in demos.images.items()}
     flat |= {k: getattr(demos, k) for k in ("state", "action", "mask", "success")}
-    _write(folder, "demonstrations", 0, flat, demos.instruction, {"kind": "demonstrations", **about})
+    about = {"kind": "demonstrations", "is_end_seen": demos.is_end_seen, **about}
+    _write(folder, "demonstrations", 0, flat, demos.instruction, about)
 
 
 def load_demonstrations(folder: Path) -> Demonstrations:
@@ -64,6 +66,7 @@ def load_demonstrations(folder: Path) -> Demonstrations:
     return Demonstrations(
         images={k.removeprefix("images/"): merged.pop(k) for k in cameras},
         instruction=tuple(s for _, sentences in shards for s in sentences),
+        is_end_seen=bool(_manifest(folder).get("is_end_seen", False)),  # folders made by hand need not say
         **merged,
     )
 

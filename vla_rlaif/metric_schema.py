@@ -105,7 +105,7 @@ SCHEMA: tuple[Metric, ...] = (
     *_section(
         "monitor/",
         ("sqrt_kl", "nats^0.5", "Square root of reference_kl: the distance from the start policy"),
-        ("gold", "1", "Mean success (monitor.gold: truth, the return) on the validation starts"),
+        ("gold", "1", "Mean success on the validation starts (gold truth: return; labels: preferred to the best)"),
         ("proxy", "reward", "Mean reward on the validation starts, by the present reward model"),
         ("proxy_gain", "reward", "The same against the start policy, pair by pair, by the same reward model"),
         ("gold_change", "1", "Gold against the best validation so far, mean of the pairs"),
@@ -117,6 +117,13 @@ SCHEMA: tuple[Metric, ...] = (
         ("alarm", "0 or 1", "The strikes have reached monitor.patience: the reward is being hacked"),
         ("rollbacks", "count", "Times that the run went back to its best weights"),
         ("term/*", "reward", "The terms of a composite on the validation starts"),
+    ),
+    *_section(
+        "monitor/",
+        ("audit_labels", "count", "Answers of the audit's labeller so far, skips included"),
+        ("audit_skips", "count", "Of them, pairs that it would not compare"),
+        ("audit_budget_left", "count", "Answers that may still be asked for (monitor.audit.budget)"),
+        opt_in="monitor.gold labels: tests/test_audit_labels.py",
     ),
     *_section(
         "groups/",

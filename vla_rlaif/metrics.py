@@ -113,11 +113,15 @@ def wilson(successes: SupportsIndex, n: SupportsIndex) -> tuple[float, float]:
     k, total = successes.__index__(), n.__index__()
     if not 0 <= k <= total or total == 0:
         raise ValueError(f"got {k} successes in {total} episodes; wanted at least 1 episode and 0 <= successes <= n.")
+    return score_interval(k / total, total)
+
+
+def score_interval(rate: float, n: int | float) -> tuple[float, float]:
+    """The same of a rate of ``n`` independent trials; an effective number of dependent ones need not be whole."""
     z = statistics.NormalDist().inv_cdf(0.975)
-    rate = k / total
-    middle = (rate + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * math.sqrt(rate * (1 - rate) / total + (z / (2 * total)) ** 2)
-    return (0.0 if k == 0 else middle - half), (1.0 if k == total else middle + half)
+    middle = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(rate * (1 - rate) / n + (z / (2 * n)) ** 2)
+    return (0.0 if rate == 0 else middle - half), (1.0 if rate == 1 else middle + half)
 
 
 def _plain(value: SupportsFloat | None) -> int | float | None:

@@ -7,8 +7,10 @@ is a strike if both are beyond doubt: gold has fallen by more than ``tolerance``
 strikes in a row are an alarm.
 
 The best of many validations was lucky, too: its gold is a little too high. That makes a strike a little too likely, and
-is why one alone does nothing. The kept episodes are scored again by the present reward each time, so a reward that is
-fitted again and has learned better takes its strike back.
+is why one alone does nothing. Where gold are labels, a labeller compares the two policies' episodes (audit_labels.py),
+and a validation becomes the best one only if it is preferred beyond doubt: a chain of lucky ones would lead down
+unseen. The kept episodes are scored again by the present reward each time, so a reward that is fitted again and has
+learned better takes its strike back.
 Axes: N validation episodes, one a start state.
 """
 
@@ -21,6 +23,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from vla_rlaif.audit_labels import Auditor, shown_from_arrays, shown_to_arrays
 from vla_rlaif.composite import CompositeReward
 from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.preferences.data import EpisodeFeatures
@@ -103,15 +106,18 @@ class Point:
     """One validation."""
 
     step: int
-    gold: Float[np.ndarray, " N"]  # NaN: the simulation broke
+    gold: Float[np.ndarray, " N"]  # NaN: the simulation broke, or gold are labels
     kept: Weights
+    shown: Episodes | None  # to the labeller, where gold are labels
 
 
 class Monitor:
     """Compares the present policy with the start and with the best so far."""
 
-    def __init__(self, config: MonitorConfig, keeper: Keeper) -> None:
-        self._config, self._keeper = config, keeper
+    def __init__(self, config: MonitorConfig, keeper: Keeper, auditor: Auditor | None = None) -> None:
+        """``auditor`` is for gold ``labels``."""
+        assert (config.gold == "labels") == (auditor is not None)
+        self._config, self._keeper, self._auditor = config, keeper, auditor
         self._start: Point | None = None
         self._best: Point | None = None
         self.strikes = 0
@@ -129,21 +135,23 @@ class Monitor:
     def look(self, episodes: Episodes, step: int, kl: float) -> dict[str, float]:
         """Judge one validation, after ``step`` updates; ``kl`` in nats, NaN where it is not known. The first one is
         what gains are measured from: that of the start policy."""
-        gold = episodes.success.astype(np.float64) if self._config.gold == "success" else episodes.truth
-        now = Point(step=step, gold=np.where(episodes.valid, gold, np.nan), kept=dict(self._keeper.keep(episodes)))
+        shown = None if self._auditor is None else self._auditor.shown(episodes)
+        now = Point(step=step, gold=self._gold(episodes), kept=dict(self._keeper.keep(episodes)), shown=shown)
         if self._start is None or self._best is None:
             self._start = self._best = now
         proxy = self._keeper.score_kept(now.kept)
-        gold_change = paired_change(now.gold, self._best.gold, self._config.confidence)
+        margin = self._margin(now, self._best)
+        gold_change = paired_change(margin, np.zeros_like(margin), self._config.confidence)
         proxy_change = paired_change(proxy, self._keeper.score_kept(self._best.kept), self._config.confidence)
         has_fallen = gold_change.high < -self._config.tolerance
         self.strikes = self.strikes + 1 if has_fallen and proxy_change.low > 0 else 0
         since_start = paired_change(proxy, self._keeper.score_kept(self._start.kept), self._config.confidence)
-        if _mean(now.gold) > _mean(self._best.gold):
+        is_better = _mean(now.gold) > _mean(self._best.gold) if self._auditor is None else gold_change.low > 0
+        if is_better:
             self._best = now
         return {
             "monitor/sqrt_kl": math.sqrt(max(kl, 0.0)),
-            "monitor/gold": _mean(now.gold),
+            "monitor/gold": _mean(now.gold) if self._auditor is None else (1 + _mean(margin)) / 2,
             "monitor/proxy": _mean(proxy),
             "monitor/proxy_gain": since_start.mean,
             "monitor/gold_change": gold_change.mean,
@@ -153,7 +161,25 @@ class Monitor:
             "monitor/best_step": float(self._best.step),
             "monitor/strikes": float(self.strikes),
             "monitor/alarm": float(self.is_alarmed),
+            **({} if self._auditor is None else self._auditor.counts()),
         }
+
+    def _gold(self, episodes: Episodes) -> Float[np.ndarray, " N"]:
+        match self._config.gold:
+            case "success":
+                gold = episodes.success.astype(np.float64)
+            case "truth":
+                gold = episodes.truth.astype(np.float64)
+            case "labels":
+                gold = np.full(len(episodes.valid), np.nan)
+        return np.where(episodes.valid, gold, np.nan)
+
+    def _margin(self, now: Point, best: Point) -> Float[np.ndarray, " K"]:
+        """By how much the present episode of each start is better than that of the best validation."""
+        if self._auditor is None or now is best:
+            return now.gold - best.gold
+        assert now.shown is not None and best.shown is not None
+        return self._auditor.margins(now.shown, now.step, best.shown, best.step)
 
     def rolled_back(self) -> None:
         """The policy is that of the best validation again."""
@@ -169,18 +195,33 @@ class Monitor:
         for name, point in points.items():
             found |= {f"{name}/step": np.array(point.step), f"{name}/gold": point.gold}
             found |= {f"{name}/kept/{key}": value for key, value in point.kept.items()}
+        if self._auditor is not None and self._best.shown is not None:  # the start is compared with by the proxy alone
+            found |= {f"best/shown/{key}": value for key, value in shown_to_arrays(self._best.shown).items()}
+            found |= {f"auditor/{key}": value for key, value in self._auditor.state().items()}
         return found
 
     def restore(self, state: Weights) -> None:
         if not state:
             return
+        if self._auditor is not None:
+            if "auditor/counts" not in state:
+                raise ValueError(
+                    "monitor.gold is labels, and the checkpoint is of a run without them: it has no episodes to "
+                    "compare with. Resume with the monitor.gold that the run had, or start anew."
+                )
+            self._auditor.restore(under("auditor/", state))
         self.strikes, self.rollbacks = (int(count) for count in state["counts"])
         self._start, self._best = (_point(name, state) for name in ("start", "best"))
 
 
 def _point(name: str, state: Mapping[str, np.ndarray]) -> Point:
-    kept = under(f"{name}/kept/", state)
-    return Point(step=int(state[f"{name}/step"]), gold=state[f"{name}/gold"], kept=kept)
+    kept, shown = under(f"{name}/kept/", state), under(f"{name}/shown/", state)
+    return Point(
+        step=int(state[f"{name}/step"]),
+        gold=state[f"{name}/gold"],
+        kept=kept,
+        shown=shown_from_arrays(shown) if shown else None,
+    )
 
 
 def _mean(values: Float[np.ndarray, " N"]) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_rlaif.audit_labels import Auditor
 from vla_rlaif.episode_store import EpisodeStore
 from vla_rlaif.interfaces import Credit, Learner, ReferenceModel, RewardModel, Rollouts, WeightSync
 from vla_rlaif.preferences.refresh import PreferenceLearner
@@ -25,6 +26,7 @@ class Parts:
     export: Callable[[Path, Path], None] | None = None  # writes the policy once more into its checkpoints, for LeRobot
     stored: EpisodeStore | None = None  # groups that others have played, taken before any is played here
     reference: ReferenceModel | None = None  # None: the learner computes the reference's means
+    auditor: Auditor | None = None  # says what is wanted, where the simulator does not (monitor.gold: labels)
 
 
 @dataclass(frozen=True, kw_only=True)

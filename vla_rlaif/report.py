@@ -3,6 +3,7 @@
 Every section is always there; a piece the run has not written is said in words. All text from the run is escaped.
 """
 
+import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -38,6 +39,7 @@ def render(run: RunRecord) -> str:
     }
     if (run.run_dir / "reward_card.html").exists():
         sections["Reward"] = '<p><a href="reward_card.html">The card of the final reward model</a></p>'
+    sections["Look inside"] = _look_inside(run)
     body = "\n".join(f"<section><h2>{title}</h2>\n{content}\n</section>" for title, content in sections.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -180,6 +182,18 @@ def _settings(run: RunRecord) -> str:
         return table + missing("config.yaml is missing: the settings of this run are not known.") + "</div>"
     text = escape((run.run_dir / "config.yaml").read_text(encoding="utf-8"))
     return f"{table}<details><summary>The whole config</summary><pre>{text}</pre></details></div>"
+
+
+def _look_inside(run: RunRecord) -> str:
+    """Where to go on: what this page has no room for."""
+    where = escape(shlex.quote(str(run.run_dir)))
+    return (
+        '<div class="card"><p>Episodes and groups with their rewards, labels and all metrics, on a page:</p>'
+        f"<pre>.venv/bin/vla-rlaif inspect {where}</pre>"
+        "<p>The same in a notebook, whose first cell names the run:</p>"
+        "<pre>.venv/bin/python -m pip install jupyterlab\n"
+        ".venv/bin/jupyter lab notebooks/01_inspect_trajectories.ipynb</pre></div>"
+    )
 
 
 def _policy(run: RunRecord) -> str | None:

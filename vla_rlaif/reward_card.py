@@ -7,7 +7,7 @@ bins, K clips' ends.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,113 +17,21 @@ from jaxtyping import Bool, Float, Int
 from vla_rlaif.checkpoint import write_whole
 from vla_rlaif.metrics import wilson
 from vla_rlaif.preferences.data import kendall_tau, pair_accuracy
+from vla_rlaif.reward_card_data import Bin, Card, Gate, Judged, Mistake, Rate, Task
+from vla_rlaif.success_threshold import CrossFit, clustered_interval, cross_fit
 
 FORMAT = "vla_rlaif reward card 1"
 NUM_BINS = 10
 NUM_MISTAKES = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A share with its 95 % Wilson interval; NaN where there is nothing to count."""
-
-    rate: float
-    low: float
-    high: float
-    num: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bin:
-    """Pairs of about one confidence, each turned to the side that the model favours."""
-
-    low: float
-    high: float
-    confidence: float  # mean
-    accuracy: float  # share of right ones; a tie is half right
-    num: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """Of the pairs and episodes with one instruction."""
-
-    instruction: str
-    accuracy: Rate
-    gap: float  # success minus failure, standard deviations
-    episodes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    """What a reward should pass before a policy is trained on it. ``passed`` is None where it could not be measured."""
-
-    name: str
-    value: float
-    wanted: str
-    passed: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """A held-out pair that the model is surest of, and wrong about."""
-
-    first: str  # episode ids
-    second: str
-    label: float  # probability that the first is better, of the labeller
-    p_first: float  # of the model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What a card is made of. Scores are those that the reward gives; NaN is unscorable."""
-
-    ids: Sequence[str]  # N
-    instruction: Sequence[str]  # N
-    score: Float[np.ndarray, " N"]
-    group: Int[np.ndarray, " N"]  # start state
-    pairs: Int[np.ndarray, "M 2"]  # held out
-    label: Float[np.ndarray, " M"]  # probability that the first is better; never NaN
-    p_first: Float[np.ndarray, " M"]  # the model's, calibrated
-    truth: Float[np.ndarray, " N"] | None = None  # the simulator's return, if it may be looked at
-    success: Float[np.ndarray, " N"] | None = None  # 1 or 0 by the truth or by labels; NaN: not known
-    clip_kinds: Sequence[str] = ()  # of the held-out clips' ends, K
-    clip_success: Float[np.ndarray, " K"] = field(default_factory=lambda: np.empty(0))  # known
-    clip_p: Float[np.ndarray, " K"] = field(default_factory=lambda: np.empty(0))  # the model's probability of success
-    threshold: float = math.nan
-    false_positive_rate: float = math.nan  # that was wanted of the threshold
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    about: Mapping[str, str]  # settings of the model
-    accuracy: Rate  # of decided held-out pairs
-    tau: float  # order of all episodes against ``tau_against``
-    tau_against: str
-    ece: float  # of the held-out pairs, which the temperature was chosen on
-    reliability: tuple[Bin, ...]
-    success_failure_gap: float  # standard deviations
-    threshold: float
-    recall: Rate  # held-out successes above the threshold
-    false_positives: Rate  # held-out failures and negatives above it
-    by_kind: Mapping[str, Rate]  # above it, by kind of clip
-    within_group_std: float  # mean over start states of several episodes, standard deviations of all
-    tasks: tuple[Task, ...]
-    gates: tuple[Gate, ...]
-    mistakes: tuple[Mistake, ...]
-    num_episodes: int
-    num_ties: int  # among the held-out pairs
-
-
 def make_card(judged: Judged, about: Mapping[str, str]) -> Card:
     j = judged
     tau, against = _tau(j)
     gap = _gap(j.score, j.success)
-    above = j.clip_p > j.threshold
-    is_success, is_failure = j.clip_success > 0.5, j.clip_success < 0.5  # 0.5 is neither
-    known = not math.isnan(j.threshold)
-    kinds = np.array(j.clip_kinds, dtype=np.str_)
-    false_positives = _share(above[is_failure]) if known else _share(np.empty(0, bool))
+    won = (j.clip_success > 0.5) & np.isfinite(j.threshold)
+    recall = _share((j.clip_p > j.threshold)[won])
+    false_positives, note, by_kind = _false_positives(j)
     accuracy, inside = _accuracy(j, np.ones(len(j.pairs), bool)), _within_group(j.score, j.group)
     return Card(
         about=about,
@@ -134,12 +42,13 @@ def make_card(judged: Judged, about: Mapping[str, str]) -> Card:
         reliability=reliability,
         success_failure_gap=gap,
         threshold=j.threshold,
-        recall=_share(above[is_success]) if known else _share(np.empty(0, bool)),
+        recall=recall,
         false_positives=false_positives,
-        by_kind={kind: _share(above[kinds == kind]) for kind in sorted(set(j.clip_kinds))} if known else {},
+        false_positives_note=note,
+        by_kind=({} if math.isnan(recall.rate) else {"succeeded": recall}) | by_kind,
         within_group_std=inside,
         tasks=_tasks(j),
-        gates=_gates(accuracy, tau, gap, false_positives, j.false_positive_rate, inside),
+        gates=_gates(accuracy, tau, gap, false_positives, note, j.false_positive_rate, inside),
         mistakes=_mistakes(j),
         num_episodes=int((~np.isnan(j.score)).sum()),
         num_ties=int((j.label == 0.5).sum()),
@@ -172,6 +81,32 @@ def _share(hits: Bool[np.ndarray, " K"]) -> Rate:
         return Rate(rate=math.nan, low=math.nan, high=math.nan, num=0)
     low, high = wilson(int(hits.sum()), len(hits))
     return Rate(rate=float(hits.mean()), low=low, high=high, num=len(hits))
+
+
+def _false_positives(j: Judged) -> tuple[Rate, str, dict[str, Rate]]:
+    """In all, how they were judged, and by kind. A clip of success 0.5 is no negative."""
+    none = _share(np.empty(0, bool))
+    if math.isnan(j.false_positive_rate):
+        return none, "The reward has no head success.", {}
+    lost = j.clip_success < 0.5
+    kinds, source = np.array(j.clip_kinds, dtype=np.str_)[lost], j.clip_source[lost]
+    found = cross_fit(j.clip_p[lost], source, j.false_positive_rate)
+    if found.above is None:
+        return none, _needed(found, j.false_positive_rate), {}
+    low, high = clustered_interval(found.above, source)
+    rate = Rate(rate=float(found.above.mean()), low=low, high=high, num=len(source))
+    note = (
+        f"Each half of the start states ({found.sizes[0]} and {found.sizes[1]} negatives) is judged by the threshold "
+        "of the other; the interval allows for clips of one start state being alike."
+    )
+    return rate, note, {str(kind): _share(found.above[kinds == kind]) for kind in np.unique(kinds)}
+
+
+def _needed(found: CrossFit, rate: float) -> str:
+    return (
+        f"A threshold at the rate {rate:.3g} needs {found.needed} held-out negatives in each half of the start states, "
+        f"and there are {found.sizes[0]} and {found.sizes[1]}."
+    )
 
 
 def _tau(j: Judged) -> tuple[float, str]:
@@ -252,22 +187,25 @@ def _mistakes(j: Judged) -> tuple[Mistake, ...]:
 
 
 def _gates(
-    accuracy: Rate, tau: float, gap: float, false_positives: Rate, wanted_rate: float, inside: float
+    accuracy: Rate, tau: float, gap: float, false_positives: Rate, note: str, wanted_rate: float, inside: float
 ) -> tuple[Gate, ...]:
     """How well values grow along a clip is no gate: a constant ramp is perfect at it."""
 
-    def gate(name: str, value: float, wanted: str, is_good: bool) -> Gate:
-        return Gate(name=name, value=value, wanted=wanted, passed=None if math.isnan(value) else is_good)
+    def gate(name: str, value: float, wanted: str, is_good: bool, needs: str = "") -> Gate:
+        if math.isnan(value):
+            return Gate(name=name, value=value, wanted=wanted, passed=None, note=needs)
+        return Gate(name=name, value=value, wanted=wanted, passed=is_good)
 
     return (
         gate("held-out pairwise accuracy, low end of its interval", accuracy.low, "at least 0.6", accuracy.low >= 0.6),
         gate("Kendall tau across episodes", tau, "at least 0.4", tau >= 0.4),
         gate("success-failure gap in standard deviations", gap, "at least 0.5", gap >= 0.5),
         gate(
-            "false positives at the threshold, low end of their interval",
+            "false positives at thresholds of other clips, low end of their interval",
             false_positives.low,
-            f"at most the rate that was asked for, {wanted_rate:.3g}",
+            "not asked for" if math.isnan(wanted_rate) else f"at most the rate that was asked for, {wanted_rate:.3g}",
             false_positives.low <= wanted_rate,
+            note,
         ),
         gate("standard deviation within start states, of all episodes' one", inside, "at least 0.1", inside >= 0.1),
     )

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 
 from vla_rlaif.checkpoint import write_whole
 from vla_rlaif.report_clips import animation, still
-from vla_rlaif.reward_card import Bin, Card, Gate, Mistake, Rate
+from vla_rlaif.reward_card_data import Bin, Card, Gate, Mistake, Rate
 
 STYLE = Path(__file__).with_name("report.css")
 Clips = Mapping[str, UInt8[np.ndarray, "F height width 3"]]  # by episode id
@@ -21,19 +21,19 @@ SIDE, LEFT, TOP = 300, 46, 12  # of the diagram, SVG units
 VERDICTS = {True: "passed", False: "failed", None: "not measured"}
 
 
-def write_card_page(card: Card, path: Path, clips: Clips) -> None:
-    """``clips`` may lack episodes: their mistakes are listed without pictures."""
-    write_whole(path, render(card, clips).encode())
+def write_card_page(card: Card, path: Path, clips: Clips, *, missing: str = "no frames") -> None:
+    """``clips`` may lack episodes: their mistakes are listed without pictures, and ``missing`` says why."""
+    write_whole(path, render(card, clips, missing=missing).encode())
 
 
-def render(card: Card, clips: Clips) -> str:
+def render(card: Card, clips: Clips, *, missing: str = "no frames") -> str:
     sections = {
         "Gates": _gates(card),
         "Figures": _figures(card),
         "Calibration": _reliability(card),
         "Success": _success(card),
         "By task": _tasks(card),
-        "Worst mistakes": _mistakes(card, clips),
+        "Worst mistakes": _mistakes(card, clips, missing),
         "Model": _about(card),
     }
     body = "\n".join(f"<section><h2>{title}</h2>\n{content}\n</section>" for title, content in sections.items())
@@ -62,8 +62,9 @@ def _gates(card: Card) -> str:
 
 def _gate_row(gate: Gate) -> str:
     color = {True: "--good", False: "--bad", None: "--muted"}[gate.passed]
+    wanted = f"{gate.wanted}. {gate.note}" if gate.note else gate.wanted
     return (
-        f'<tr><th scope="row">{escape(gate.name)}</th><td>{escape(gate.wanted)}</td>'
+        f'<tr><th scope="row">{escape(gate.name)}</th><td>{escape(wanted)}</td>'
         f'<td class="number">{_number(gate.value)}</td>'
         f'<td class="number" style="color: var({color})">{VERDICTS[gate.passed]}</td></tr>'
     )
@@ -130,17 +131,14 @@ def _diagram(bins: tuple[Bin, ...]) -> str:
 
 def _success(card: Card) -> str:
     if math.isnan(card.threshold):
-        return (
-            '<p class="missing">No threshold: the reward has no head "success", or no failure was held out to set it '
-            "on.</p>"
-        )
+        return f'<p class="missing">The model has no threshold of success. {escape(card.false_positives_note)}</p>'
     rows = {
         "Threshold of the probability of success": _number(card.threshold),
         "Successes above it": _rate(card.recall),
         "False positives, all negatives together": _rate(card.false_positives),
     }
-    kinds = {f"Above it: {kind}": _rate(rate) for kind, rate in card.by_kind.items()}
-    return _table(rows | kinds)
+    kinds = {f"Above: {escape(kind)}": _rate(rate) for kind, rate in card.by_kind.items() if kind != "succeeded"}
+    return _table(rows | kinds | {"How false positives are judged": escape(card.false_positives_note)})
 
 
 def _tasks(card: Card) -> str:
@@ -158,19 +156,19 @@ def _tasks(card: Card) -> str:
     return f'<div class="card">{table}</div>'
 
 
-def _mistakes(card: Card, clips: Clips) -> str:
+def _mistakes(card: Card, clips: Clips, missing: str) -> str:
     if not card.mistakes:
         return "<p>None: every decided held-out pair is ordered as it was labelled.</p>"
-    parts = [_mistake(mistake, clips) for mistake in card.mistakes]
+    parts = [_mistake(mistake, clips, missing) for mistake in card.mistakes]
     note = "The held-out pairs that the model is surest of and wrong about: it, or the label. One frame a decision."
     return f'<p class="muted">{note}</p><div class="grid">{"".join(parts)}</div>'
 
 
-def _mistake(mistake: Mistake, clips: Clips) -> str:
+def _mistake(mistake: Mistake, clips: Clips, missing: str) -> str:
     better, worse = (mistake.first, mistake.second) if mistake.label > 0.5 else (mistake.second, mistake.first)
     sure = mistake.p_first if mistake.label < 0.5 else 1 - mistake.p_first
     sides = "".join(
-        _clip(clips, episode, outcome, text)
+        _clip(clips, episode, outcome, text, missing)
         for episode, outcome, text in (
             (better, "win", "labelled better"),
             (worse, "loss", f"{100 * sure:.0f} % sure that this is better"),
@@ -180,10 +178,10 @@ def _mistake(mistake: Mistake, clips: Clips) -> str:
     return f'<div class="card"><h3>{title}</h3><div class="pair">{sides}</div></div>'
 
 
-def _clip(clips: Clips, episode: str, outcome: str, text: str) -> str:
+def _clip(clips: Clips, episode: str, outcome: str, text: str, missing: str) -> str:
     caption = f"<figcaption>{escape(episode)}: <b>{text}</b></figcaption>"
     if episode not in clips:
-        return f'<figure class="{outcome}"><p class="missing">no frames</p>{caption}</figure>'
+        return f'<figure class="{outcome}"><p class="missing">{escape(missing)}</p>{caption}</figure>'
     frames = clips[episode]
     picture = (
         f'<picture><source media="(prefers-reduced-motion: reduce)" srcset="{still(frames[-1])}">'

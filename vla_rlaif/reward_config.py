@@ -28,11 +28,11 @@ class PretrainedEncoderConfig(Model):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-TABLETOP_THINGS = {  # as instructions of the tabletop call them; the disc lets a little of the table shine through
+TABLETOP_THINGS = {  # as instructions of the tabletop call them; the disc's is between those of its renderers
     "red cube": (0.9, 0.1, 0.1),
     "blue cube": (0.1, 0.25, 0.9),
     "green cube": (0.1, 0.7, 0.15),
-    "green disc": (0.3, 0.86, 0.22),
+    "green disc": (0.16, 0.95, 0.13),
 }
 
 
@@ -92,12 +92,13 @@ class PreferenceRewardConfig(Model):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 1e-2
     input_noise: Annotated[float, Field(ge=0)] = 0.1
+    assumed_mistakes: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of the labels that the fit takes to be wrong
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.15
     recent_share: Fraction = 0.5  # of each fit minibatch that comes from the newest pairs
     frames: Literal["last", "all"] = "last"
     combine: Literal["mean", "min", "pessimistic"] = "mean"
     bootstrap: bool = False  # every member has its own resample of the labels
-    first_frame: bool = False  # read every frame beside the episode's first one: how far it came, not only where it is
+    first_frame: bool = False  # read every frame beside its change since the first one: how far it came
     heads: tuple[Literal["return", "progress", "success"], ...] = ("return",)  # the others learn from known outcomes
     score: Literal["return", "progress", "success", "mix"] = "return"  # the reward; mix: the mean of all heads
     outcomes: tuple[Literal["demonstrations", "labeller"], ...] = ()  # who says which clips have succeeded

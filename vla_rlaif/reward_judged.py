@@ -4,19 +4,42 @@ Axes: N episodes, M labelled pairs, K held-out clips.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.preferences.clips import KINDS, ends
 from vla_rlaif.preferences.data import ClipFrames
-from vla_rlaif.reward_card import Judged
-from vla_rlaif.reward_models.preference import PreferenceReward
+from vla_rlaif.preferences.refresh import FittableReward
+from vla_rlaif.reward_card_data import Judged
+from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.types import Episodes
 
 
+@runtime_checkable
+class EndJudge(Protocol):
+    """A learned reward with the head "success", in this process or on workers."""
+
+    def success_of_frames(self, values: Float[np.ndarray, "R D"]) -> Float[np.ndarray, " R"]:
+        """Probability that the task is done in single frames, by their features."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Last frames of held-out clips whose outcome is known."""
+
+    kinds: tuple[str, ...] = ()
+    success: Float[np.ndarray, " K"] = field(default_factory=lambda: np.empty(0))  # known
+    p: Float[np.ndarray, " K"] = field(default_factory=lambda: np.empty(0))  # what the reward says
+    source: Int[np.ndarray, " K"] = field(default_factory=lambda: np.empty(0, np.int64))  # start state
+
+
 def judge(
-    reward: PreferenceReward,
+    reward: FittableReward,
+    settings: PreferenceRewardConfig,
     episodes: Episodes,
     ids: Sequence[str],
     *,
@@ -30,7 +53,7 @@ def judge(
     logits = reward.member_logits(features).mean(axis=0)
     usable = held_out & ~np.isnan(p_first)
     chosen, label = pairs[usable], p_first[usable]
-    kinds, success, p = clip_ends(reward, clips)
+    found = clip_ends(reward, settings, clips)
     return Judged(
         ids=ids,
         instruction=episodes.instruction,
@@ -41,24 +64,37 @@ def judge(
         p_first=sigmoid(logits[chosen[:, 0]] - logits[chosen[:, 1]]),
         truth=np.where(episodes.valid, episodes.truth, np.nan),
         success=np.where(episodes.valid, episodes.success, np.nan),
-        clip_kinds=kinds,
-        clip_success=success,
-        clip_p=p,
-        threshold=reward.threshold,
-        false_positive_rate=reward.config.false_positive_rate if "success" in reward.heads else float("nan"),
+        clip_kinds=found.kinds,
+        clip_success=found.success,
+        clip_p=found.p,
+        clip_source=found.source,
+        threshold=threshold_of(reward),
+        false_positive_rate=wanted_rate(settings),
     )
 
 
-def clip_ends(
-    reward: PreferenceReward, clips: ClipFrames | None
-) -> tuple[tuple[str, ...], Float[np.ndarray, " K"], Float[np.ndarray, " K"]]:
-    """Of the last frames of held-out clips: kind, whether the task is known to be done, and what the reward says."""
-    if clips is None or "success" not in reward.heads:
-        return (), np.empty(0), np.empty(0)
+def clip_ends(reward: FittableReward, settings: PreferenceRewardConfig, clips: ClipFrames | None) -> Ends:
+    if clips is None or "success" not in settings.heads:
+        return Ends()
+    assert isinstance(reward, EndJudge)
     rows = ends(clips)
     rows = rows[~np.isnan(clips.success[rows])]
-    kinds = tuple(KINDS[kind] for kind in clips.kind[rows].tolist())
-    return kinds, clips.success[rows], reward.success_of_frames(clips.values[rows])
+    return Ends(
+        kinds=tuple(KINDS[kind] for kind in clips.kind[rows].tolist()),
+        success=clips.success[rows],
+        p=reward.success_of_frames(clips.values[rows]),
+        source=clips.source[rows],
+    )
+
+
+def threshold_of(reward: FittableReward) -> float:
+    """Of the head "success"; NaN without one."""
+    return float(reward.state().get("threshold", np.nan))
+
+
+def wanted_rate(settings: PreferenceRewardConfig) -> float:
+    """Of false positives; NaN without a head that could have any."""
+    return settings.false_positive_rate if "success" in settings.heads else float("nan")
 
 
 def sigmoid(x: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:

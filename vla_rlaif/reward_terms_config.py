@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rlaif.config_base import Fraction, Model, Positive
+from vla_rlaif.labeller_config import LabellerConfig
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -50,13 +51,34 @@ class LeRobotRewardConfig(Model):
     device: str = "cpu"
 
 
+class AuditConfig(Model):
+    """A labeller that the reward does not learn from: it compares validation episodes of the present policy with those
+    of the best one, start by start (monitor.gold: labels). Its answers are in ``audit/preferences.sqlite``."""
+
+    labeller: LabellerConfig = Field(discriminator="type")
+    pairs: Annotated[int, Field(ge=30)] = 40  # of each validation; fewer say nothing beyond doubt
+    budget: Positive = 600  # labels in the whole run, besides the reward's; then the monitor has no gold
+
+
 class MonitorConfig(Model):
     """Watches for reward hacking at every validation: the reward (proxy) rises while what is wanted (gold) falls,
     against the best validation so far, on the same start states (docs/reward_hacking.md)."""
 
     action: Literal["off", "warn", "stop", "rollback"] = "warn"  # rollback: go on from the best validation's weights
-    gold: Literal["success", "truth"] = "success"  # measured by the simulator, never trained on
+    gold: Literal["success", "truth", "labels"] = (
+        "success"  # success and truth are measured by the simulator, never trained on; labels: what audit says
+    )
+    audit: AuditConfig | None = None  # who says what is wanted, with gold: labels
     patience: Positive = 2  # validations in a row that say so before something is done
     tolerance: Fraction = 0.02  # by how much gold has to have fallen, beyond doubt
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95  # of each of the two one-sided bounds
     max_rollbacks: Positive = 3  # then the run stops
+
+    @model_validator(mode="after")
+    def _gold_fits(self) -> "MonitorConfig":
+        if (self.gold == "labels") != (self.audit is not None):
+            raise ValueError(
+                f"gold is {self.gold} and audit is {'not ' if self.audit is None else ''}given: gold labels are those "
+                "of audit.labeller, and nothing else asks it. Set both or neither."
+            )
+        return self

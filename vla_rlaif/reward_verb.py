@@ -27,14 +27,15 @@ from vla_rlaif.preferences.labelled import Labels, gather_episodes, join
 from vla_rlaif.preferences.labelling import make_pair_data
 from vla_rlaif.preferences.outcome_store import OutcomeStore, outcome_path
 from vla_rlaif.preferences.store import PreferenceStore
-from vla_rlaif.reward_card import Card, failed_gates, make_card, write_card_json
+from vla_rlaif.reward_card import failed_gates, make_card, write_card_json
+from vla_rlaif.reward_card_data import Card
 from vla_rlaif.reward_card_page import write_card_page
 from vla_rlaif.reward_config import PreferenceRewardConfig
 from vla_rlaif.reward_judged import judge
 from vla_rlaif.rollout import take
 from vla_rlaif.types import EnvSpec, Episodes
 
-FORMAT = "vla_rlaif reward 1"  # the one key of a reward file's metadata; several would be written in random order
+FORMAT = "vla_rlaif reward 2"  # the one key of a reward file's metadata; several would be written in random order
 NUM_SHOWN = 24  # frames of a clip in the card, at most
 Say = Callable[[str], None]
 
@@ -73,6 +74,7 @@ def reward(action: Literal["fit", "eval"], config: RunConfig, files: Files, say:
         _restore(learned, origin, *saved, files.model)
     judged = judge(
         learned,
+        settings,
         known.episodes,
         known.ids,
         pairs=known.labels.pairs,

@@ -21,7 +21,7 @@ import yaml
 
 from vla_rlaif.algorithm_checks import cautions
 from vla_rlaif.algorithm_config import PPOConfig
-from vla_rlaif.build import build_env, build_parts, check_reward, fittable
+from vla_rlaif.build import build_env, build_parts, check_reward
 from vla_rlaif.build_labeller import check_judge
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, write_whole
 from vla_rlaif.cluster_config import LocalClusterConfig
@@ -32,9 +32,9 @@ from vla_rlaif.interfaces import Rollouts, VectorEnv
 from vla_rlaif.lerobot_config import LeRobotSettings
 from vla_rlaif.manifest import config_text, continued, differences, manifest, read_manifest, versions
 from vla_rlaif.metric_sinks import check_logging, open_log
-from vla_rlaif.parts import Parts
 from vla_rlaif.report import write_report
 from vla_rlaif.reward_config import LeRobotRewardConfig, learned_part, parts_of
+from vla_rlaif.reward_run_card import write_run_card
 from vla_rlaif.rollout import Split
 from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.score import try_reward
@@ -102,18 +102,8 @@ class LocalStage:
         parts = build_parts(self._config, self._env, self._policy, self._run_dir)
         with open_log(self._config, self._run_dir) as log:
             state = train(self._config, parts, log, self._run_dir, resume=resume, say=self._say)
-        if parts.preferences is not None:
-            self._write_reward_card(parts)
+        write_run_card(self._config, parts, self._run_dir, self._say)
         return Trained(state=state, num_labels=parts.preferences.num_labels if parts.preferences is not None else 0)
-
-    def _write_reward_card(self, parts: Parts) -> None:
-        from vla_rlaif.reward_models.preference import PreferenceReward
-        from vla_rlaif.reward_run_card import write_run_card
-
-        reward = fittable(parts.reward)
-        if isinstance(reward, PreferenceReward) and parts.preferences is not None:
-            for sentence in write_run_card(parts.preferences, reward, self._run_dir):
-                self._say(f"reward card: {sentence}")
 
     def act_with(self, weights: Weights, version: int) -> None:
         self._policy.load(weights, version)

@@ -132,7 +132,8 @@ def _require_numbers(demos: Demonstrations, spec: EnvSpec, folder: Path) -> None
 
 
 def _first(demos: Demonstrations, num: int) -> Demonstrations:
-    return Demonstrations(
+    return replace(
+        demos,
         images={k: v[:num] for k, v in demos.images.items()},
         instruction=demos.instruction[:num],
         **{k: vars(demos)[k][:num] for k in ("state", "action", "mask", "success")},

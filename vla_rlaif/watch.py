@@ -13,6 +13,11 @@ from vla_rlaif.monitor import Monitor, keeper_of
 from vla_rlaif.parts import Parts
 from vla_rlaif.types import Episodes, Weights
 
+GOLD = {
+    "success": "success has changed",
+    "truth": "truth has changed",
+    "labels": "the audit's labeller prefers it, from -1 to 1,",
+}
 KEPT = 4  # learners of the last bests; a run that resumes may need one from before its newest checkpoint
 
 
@@ -24,9 +29,10 @@ class Watch:
 
     def __init__(self, config: RunConfig, parts: Parts, run_dir: Path, say: Callable[[str], None]) -> None:
         self._config, self._parts, self._folder, self._say = config.monitor, parts, run_dir / "rollback", say
-        self._monitor = None
+        self._monitor, self._has_said_spent = None, False
         if config.monitor.action != "off" and config.reward.type not in ("success", "oracle"):
-            self._monitor = Monitor(config.monitor, keeper_of(parts.reward, is_learned=parts.preferences is not None))
+            keeper = keeper_of(parts.reward, is_learned=parts.preferences is not None)
+            self._monitor = Monitor(config.monitor, keeper, parts.auditor)
 
     @property
     def is_active(self) -> bool:
@@ -47,6 +53,9 @@ class Watch:
         found = self._monitor.look(episodes, step, metrics.get("reference_kl", float("nan")))
         if isinstance(self._parts.reward, CompositeReward):
             found |= {f"monitor/{name}": value for name, value in self._parts.reward.kept_diagnostics().items()}
+        if self._parts.auditor is not None and self._parts.auditor.is_spent and not self._has_said_spent:
+            self._has_said_spent = True
+            self._say("monitor.audit.budget is used up: the monitor has no gold from here and will raise no alarm.")
         if self._config.action == "rollback" and self._monitor.best_step == step:
             self._keep(step)
         if self._monitor.is_alarmed:
@@ -69,7 +78,7 @@ class Watch:
         if begins:
             self._say(
                 f"caution: reward hacking, after step {step}: against the best validation (after step {best}) the "
-                f"reward has risen by {found['monitor/proxy_change']:.3g} and {self._config.gold} has changed by "
+                f"reward has risen by {found['monitor/proxy_change']:.3g} and {GOLD[self._config.gold]} by "
                 f"{found['monitor/gold_change']:+.3f}, both beyond doubt, {self._config.patience} validations in a "
                 "row. Raise algorithm.kl_coef, spend more labels, or mend the reward (docs/reward_hacking.md)."
             )

@@ -56,6 +56,12 @@ def from_scratch(config: OctoConfig, env: EnvSpec, *, seed: int) -> OctoPolicy:
 
 def from_parts(config: OctoConfig | OctoCheckpointConfig, metadata: Mapping[str, Any], weights: Weights) -> OctoPolicy:
     """Rebuild a stored policy. ``config`` may choose other settings for it (OctoSettings), not other sizes."""
+    needed = OctoConfig.model_fields if isinstance(config, OctoConfig) else OctoSettings.model_fields
+    if unsaid := sorted(needed.keys() - metadata["config"].keys()):
+        raise ValueError(
+            f"The stored policy does not say its {', '.join(unsaid)}: it is of an older version. Make it again (train "
+            "with --overwrite), or read it with the version that made it."
+        )
     if isinstance(config, OctoConfig):
         for name in sorted(OctoConfig.model_fields.keys() - OctoSettings.model_fields.keys()):
             have, want = metadata["config"][name], config.model_dump(mode="json")[name]

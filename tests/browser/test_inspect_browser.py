@@ -13,7 +13,7 @@ from vla_rlaif.inspect.library import Library, open_run
 from vla_rlaif.inspect.routes import Routes
 from vla_rlaif.inspect.server import InspectServer
 from vla_rlaif.inspect.settings import InspectSettings
-from vla_rlaif.metrics import read_metrics
+from vla_rlaif.metrics import MetricsLog, read_metrics
 
 VIEWS = (
     "#/",
@@ -97,6 +97,8 @@ def test_every_view_fits(server, page_in, shoot, width, scheme, views):
             ".filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).map(one => one.className)"
         )
         assert outside == [], view
+        spilt = "[...document.querySelectorAll('.clip')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
+        assert page.evaluate(spilt) == 0, view
         name = view.removeprefix("#/").replace("/", "_").replace("%", "").replace("?", "_") or "list"
         shoot(page, f"{width}-{scheme}-{name}")
 
@@ -114,6 +116,65 @@ def test_curves_show_values_with_axes_and_under_the_pointer(server, page_in, fin
     assert f"{100 * line['rollout/success']:.1f} %" in chart.locator(".legend").inner_text()
     page.keyboard.press("s")
     assert page.locator("select").input_value() == "5" and chart.locator("path.faint").count() == 1
+
+
+HACKED = (  # the reward rises on and on, what is wanted turns round
+    {"term/near/mean": 1.0, "term/near/std": 0.5, "term/force/mean": -10.0, "term/force/std": 4.0}
+    | {"monitor/sqrt_kl": 0.0, "monitor/gold": 0.5, "monitor/proxy_gain": 0.0, "monitor/strikes": 0.0},
+    {"term/near/mean": 1.5, "term/near/std": 0.1, "term/force/mean": -11.0, "term/force/std": 4.0},
+    {"term/near/mean": 2.0, "term/near/std": 0.2, "term/force/mean": -12.0, "term/force/std": 4.0}
+    | {"monitor/sqrt_kl": 0.8, "monitor/gold": 0.9, "monitor/proxy_gain": 3.0, "monitor/strikes": 1.0},
+    {"monitor/sqrt_kl": 0.4, "monitor/gold": 0.25, "monitor/proxy_gain": 8.0, "monitor/strikes": 2.0},
+)
+
+
+def chart_of(page, title):
+    return page.locator(".chart").filter(has=page.get_by_role("heading", name=title, exact=True))
+
+
+@pytest.fixture
+def hacked(tmp_path):
+    """A run with a monitor and a composite, one without either, and one that goes on."""
+    make_run(tmp_path / "going", steps=6, finished=False)
+    for name, lines in (("hacked", HACKED), ("plain", ({"rollout/success": 0.5},))):
+        make_run(tmp_path / name, steps=0)
+        with MetricsLog(tmp_path / name) as log:
+            for step, line in enumerate(lines):
+                log.write(step, line)
+    with start(tmp_path) as server:
+        yield server
+
+
+def test_the_monitor_and_the_terms_have_charts(hacked, page_in, shoot):
+    """The proxy on an axis of its own, over a distance that may shrink (a run that goes back); each term against its
+    first value in the deviations of its first step: (2 - 1) / 0.5 and (-12 + 10) / 4."""
+    page = page_in()
+    show(page, hacked, "#/run/hacked/curves")
+    chart = chart_of(page, "Proxy and gold")
+    chart.locator("text.right").first.wait_for()
+    assert chart.locator(".legend b").all_inner_texts() == ["0.250", "8"]  # the newest
+    assert chart.locator("text.right").all_text_contents() == ["0", "5"]
+    box = chart.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 47, box["y"] + 40)  # the farthest is at the right end, not the newest
+    until(page, "document.body.textContent.includes('sqrt(KL) from the start policy 0.8')")
+    assert chart.locator(".legend b").all_inner_texts() == ["0.800", "0.900", "3"]
+    terms = chart_of(page, "Terms of the reward").locator(".legend").inner_text()
+    assert terms.split() == ["force", "\u22120.500", "near", "2"]
+    shoot(page, "hacked")
+    show(page, hacked, "#/run/plain/curves")
+    chart_of(page, "Success").locator(".legend b").wait_for()
+    assert page.locator(".chart h3").all_inner_texts() == ["Success"]
+    show(page, hacked, "#/compare?runs=hacked%2Cgoing")
+    until(page, "document.querySelectorAll('.chart .legend b').length > 0")
+    assert chart_of(page, "Proxy and gold").locator(".legend b").count() == 2  # gold of each run
+    assert chart_of(page, "Terms of the reward").count() == 0
+
+
+def test_settings_name_the_code(server, page_in):
+    page = page_in()
+    show(page, server, "#/run/one/settings")
+    shown = page.locator("dl.facts").inner_text()
+    assert "abc1234 uncommitted changes" in " ".join(shown.split())
 
 
 def test_the_clips_of_a_group_play_in_step(server, page_in, finished):

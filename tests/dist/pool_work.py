@@ -32,7 +32,7 @@ def make_learned(context: WorkerContext) -> RewardWorker:
 
 
 def headed() -> PreferenceReward:
-    config = PreferenceConfig(hidden=(16,), heads=("return", "progress"))
+    config = PreferenceConfig(hidden=(16,), heads=("return", "progress", "success"), false_positive_rate=0.5)
     return PreferenceReward(StateEncoder(), config, FitConfig(num_steps=20, batch_size=16))
 
 

@@ -9,6 +9,7 @@ from cluster_runs import BASE, after_steps, comparable, run_here, run_on
 
 from vla_rlaif.dist.answers import WorkerError
 from vla_rlaif.dist.thread_cluster import ThreadCluster
+from vla_rlaif.metrics import read_metrics
 
 
 @pytest.fixture
@@ -19,12 +20,21 @@ def threads():
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return run_here(tmp_path_factory.mktemp("plain") / "run")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    run_here(folder)
+    return folder
 
 
-def test_the_numbers_are_those_of_one_process(tmp_path, threads, plain):
+@pytest.fixture(scope="module")
+def plain(here):
+    return read_metrics(here / "metrics.jsonl")
+
+
+def test_the_numbers_are_those_of_one_process(tmp_path, threads, here, plain):
     assert comparable(run_on(threads, tmp_path / "run")) == comparable(plain)
+    cards = [(folder / "reward_card.json").read_bytes() for folder in (here, tmp_path / "run")]
+    assert cards[0] == cards[1] and (tmp_path / "run/reward_card.html").exists()
     lines = (tmp_path / "run/episodes/index.jsonl").read_text().splitlines()  # what is kept for looking at
     assert [json.loads(line)["step"] for line in lines] == [0] and len(json.loads(lines[0])["row"]) == 16
 

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cluster_runs import BASE, after_steps, comparable, run_here, run_on
+from cluster_runs import BASE, LEARNED, after_steps, comparable, run_here, run_on
 from ray_session import START_S, start
 
 from vla_rlaif.cluster_config import RayClusterConfig
 from vla_rlaif.dist.ray_cluster import RayCluster
+from vla_rlaif.metrics import read_metrics
 
 # Ray starts its processes by fork, and execs at once; JAX, which other tests of this process loaded, warns of it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -68,3 +69,28 @@ def test_a_learner_of_two_ranks_learns_what_one_does_though_a_rank_is_killed(tmp
     for line, wanted in zip(lines, plain, strict=True):
         for name in ("loss", "reference_kl", "reward/mean", "grad_norm"):
             assert line[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+COMPOSITE = {
+    "type": "composite",
+    "reference_episodes": 64,
+    "terms": [
+        {"name": "learned", "reward": {**LEARNED, "refresh_every": 1}},
+        {"name": "left", "weight": -0.1, "reward": {"type": "python", "function": "rewards_for_tests:leftwards"}},
+        {"name": "success", "weight": 0.5, "scale": 1.0, "reward": {"type": "success"}},
+    ],
+}
+
+
+def test_a_composite_with_a_learned_term_is_that_of_one_process(tmp_path, ray):
+    """Two workers score the terms, one of them fits; the run sums them, watches each, and writes the reward's card."""
+    loop = {**BASE["loop"], "steps": 2, "validate_every": 1}
+    run_here(tmp_path / "here", reward=COMPOSITE, loop=loop)
+    section = on_ray(learner={}, rollout={}, reward={"workers": 2})
+    run_on(ray(section), tmp_path / "there", cluster=section, reward=COMPOSITE, loop=loop)
+    plain, lines = (comparable(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("here", "there"))
+    assert lines == plain
+    assert [line["reward/version"] for line in lines] == [1, 2]
+    assert {"term/learned/mean", "term/left/std", "monitor/term/success/mean"} <= lines[-1].keys()
+    cards = [(tmp_path / name / "reward_card.json").read_bytes() for name in ("here", "there")]
+    assert cards[0] == cards[1]

@@ -14,6 +14,7 @@ from vla_rlaif.dist.thread_cluster import ThreadCluster
 from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.preferences.data import ClipFrames
 from vla_rlaif.preferences.refresh import FittableReward
+from vla_rlaif.reward_judged import EndJudge, threshold_of
 from vla_rlaif.rollout import take
 
 
@@ -31,7 +32,7 @@ def start():
 
 def test_it_is_a_reward_that_can_be_fitted(start):
     pool, _ = start(pool_work.make_learned, 2)
-    assert isinstance(pool, RewardModel) and isinstance(pool, FittableReward)
+    assert isinstance(pool, RewardModel) and isinstance(pool, FittableReward) and isinstance(pool, EndJudge)
     assert pool.version == 0
 
 
@@ -96,16 +97,17 @@ def test_frames_are_judged_by_those_that_have_heads(start):
     assert plain.heads == ("return",)
     pool, _ = start(pool_work.make_headed, 2)
     alone, episodes = pool_work.headed(), make_episodes(16, length=np.array([4, 3, 2, 1] * 4))
-    assert pool.heads == ("return", "progress")
+    assert pool.heads == ("return", "progress", "success")
     data, rng, row = make_pair_data(40, num_frames=5), np.random.default_rng(0), np.arange(60)
     clips = ClipFrames(
         values=rng.normal(size=(60, 8)).astype(np.float32),
         progress=row % 5 / 4,
-        success=(row % 5 == 4).astype(float),
+        success=((row % 5 == 4) & (row % 10 < 5)).astype(float),
         clip=row // 5,
+        source=row // 5,
         kind=np.zeros(60, np.int64),
         is_end=row % 5 == 4,
-        held_out=row >= 50,
+        held_out=row >= 40,
     )
     pool.fit(data, seed=3, clips=clips)
     alone.fit(data, seed=3, clips=clips)
@@ -113,3 +115,6 @@ def test_frames_are_judged_by_those_that_have_heads(start):
     wanted = np.concatenate([alone.progress(shard) for shard in shards])
     np.testing.assert_array_equal(pool.progress(episodes), wanted)
     assert np.isfinite(wanted[0]).all() and np.isnan(wanted[3, 2:]).all()
+    values = clips.values[clips.is_end]
+    np.testing.assert_array_equal(pool.success_of_frames(values), alone.success_of_frames(values))
+    assert 0 < threshold_of(pool) == threshold_of(alone)

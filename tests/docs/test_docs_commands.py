@@ -48,12 +48,15 @@ TINY = {
     "OTHER.yaml": "tiny.yaml",
     "configs/tabletop_reach.yaml": "tiny.yaml",
     "FOLDER": "data",
+    "runs/NAME/start": "runs/NAME/best",  # the tiny run has no warm start
     "labels.sqlite": "data/labels.sqlite",
     "512": "32",
     "400": "20",
 }
 CHAIN = (
     "vla-rlaif train CONFIG",
+    "vla-rlaif evaluate CONFIG --policy runs/NAME/best --to success.json",
+    "vla-rlaif evaluate CONFIG --policy runs/NAME/best --against runs/NAME/start --to better.json",
     "vla-rlaif collect configs/tabletop_reach.yaml --policy runs/NAME/best --to data --episodes 512",
     "vla-rlaif label CONFIG --data FOLDER --store labels.sqlite --pairs 400",
     "vla-rlaif labels agreement labels.sqlite",
@@ -170,7 +173,11 @@ def test_extras_exist():
 def test_verbs_understand_it(folder: Path, stops_before_work: None, command: Command):
     words = [CONFIGS.get(word.partition("|")[0], word.partition("|")[0]) for word in command.words if word != "|"]
     verbs = POOL_VERBS if words[1:2] == ["pool"] else cli.VERBS
-    is_a_list = " | " in command.text or len(words) <= 2 or " ".join(words) in ("vla-rlaif reward fit",)
+    is_a_list = (
+        " | " in command.text
+        or len(words) <= 2
+        or " ".join(words) in ("vla-rlaif reward fit", "vla-rlaif labels export")
+    )
     if is_a_list and "--help" not in words:  # verbs are named, nothing is called
         actions = {"fit", "eval", "pool"}
         assert set(words[1:]) - actions <= set(verbs) | ({"pool"} if "pool" in words else set()), command.text
@@ -213,3 +220,4 @@ def test_the_chain_runs_on_a_tiny_run(folder: Path):
         run([TINY.get(word, word) for word in text.split()])
     assert (folder / "runs/NAME/report.html").exists()
     assert (folder / "m.safetensors").exists() and (folder / "labels.parquet").exists()
+    assert (folder / "success.html").exists() and (folder / "better.json").exists()

@@ -92,4 +92,5 @@ def test_notebooks_show_what_there_is(source):
     assert group.count("<img") == 8 and "start seed 0, step 3" in group
     table = show_table(source, np.arange(20), most=4)._repr_html_()
     assert table.count("<tr>") == 5 and "16 more" in table
+    assert "None of the" in show_table(source, np.arange(0))._repr_html_()
     assert "<svg" not in show_episode(load_episode(source, "after:0"))._repr_html_()

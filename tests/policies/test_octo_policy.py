@@ -223,6 +223,9 @@ def test_storage_round_trip(policy: OctoPolicy) -> None:
     assert restored.metadata() == metadata
     with pytest.raises(ValueError, match="token_dim is 32, but the stored policy has 16"):
         from_parts(make_config(token_dim=32), metadata, weights)
+    older = {k: v for k, v in metadata["config"].items() if k != "image_sizes"}
+    with pytest.raises(ValueError, match="does not say its image_sizes: it is of an older version"):
+        from_parts(make_config(), {**metadata, "config": older}, weights)
     weights.pop("heads_action/diffusion_model/time_preprocess/kernel")
     with pytest.raises(ValueError, match="lack 1 parameters, the first is 'heads_action/diffusion_model/time"):
         from_parts(make_config(), metadata, weights)

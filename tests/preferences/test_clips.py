@@ -74,6 +74,15 @@ def test_joined_clips_are_numbered_on():
     both = join_clips([one, one])
     assert both.clip.tolist() == [*one.clip, *(one.clip + one.clip.max() + 1)]
     assert len(both.values) == 2 * len(one.values)
+    assert both.source.tolist() == [*one.source, *(one.source + one.source.max() + 1)]
+
+
+def test_a_clip_and_all_that_starts_where_it_does_are_of_one_source():
+    episodes = make_episodes(6, group_size=2)
+    outcome = np.array([1.0, 0.0, np.nan, np.nan, 1.0, 1.0])  # of the groups 0, 0, 1, 1, 2, 2
+    clips = make_clips(episodes, outcome, np.zeros(6, bool), SPEC.instructions, encode, 0)
+    assert clips.source[clips.is_end].tolist() == [0] * 5 + [1] * 8 + [0, 1, 1]  # those of other instructions are last
+    assert all(len(set(clips.source[clips.clip == c])) == 1 for c in np.unique(clips.clip))
 
 
 def demonstrations(length, recorded=9):
@@ -91,16 +100,16 @@ def demonstrations(length, recorded=9):
 
 def test_demonstrations_are_cut_into_decisions():
     demos = demonstrations([6, 3])
-    seen = as_episodes(demos, np.arange(2), chunk=2, is_end_seen=True)
+    seen = as_episodes(replace(demos, is_end_seen=True), np.arange(2), chunk=2)
     # Six steps of two a decision end in frame 6; three end in frame 3, after a decision and a half.
     assert seen.state[:, :, 0].tolist() == [[0, 2, 4, 6], [0, 2, 3, 3]]
     assert seen.mask.tolist() == [[True] * 3, [True, True, False]]
-    unseen = as_episodes(demos, np.arange(2), chunk=2, is_end_seen=False)
+    unseen = as_episodes(demos, np.arange(2), chunk=2)
     assert unseen.state[:, :, 0].tolist() == [[0, 2, 4, 5], [0, 2, 2, 2]]
 
 
 def test_only_demonstrations_that_succeeded_teach():
-    settings = {"chunk": 2, "is_end_seen": True, "held_out": 0.5, "instructions": SPEC.instructions, "encode": encode}
+    settings = {"chunk": 2, "held_out": 0.5, "instructions": SPEC.instructions, "encode": encode}
     clips = demonstrated_clips(demonstrations([6, 9, 3, 5, 7]), **settings, seed=0)
     won = clips.kind == KINDS.index("succeeded")
     assert len(np.unique(clips.clip[won])) == 4

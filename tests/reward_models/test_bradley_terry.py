@@ -37,6 +37,44 @@ def test_a_tie_pulls_returns_together():
     assert first.grad is not None and first.grad.item() == pytest.approx(0.0, abs=1e-7)
 
 
+def test_loss_of_labels_that_may_be_mistaken_is_the_textbook_value():
+    # Returns 2 and 1, a fifth mistaken: 0.8 * 0.731059 + 0.2 * 0.268941 = 0.638635, -log = 0.448422; for the second,
+    # -log(1 - 0.638635) = 1.017867.
+    first, second = torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, 1.0]])
+    loss = bradley_terry_loss(first, second, torch.tensor([[1.0, 0.0]]), mistakes=0.2)
+    assert loss.item() == pytest.approx((0.448422 + 1.017867) / 2, abs=1e-6)
+
+
+def test_loss_with_mistakes_has_the_gradient_of_its_values_and_stays_finite():
+    rng = np.random.default_rng(0)
+    first, second, target = torch.tensor(rng.normal(scale=3, size=(3, 2, 20)))
+    torch.autograd.gradcheck(
+        lambda a, b: bradley_terry_loss(a, b, target.abs() / 20, mistakes=0.1),
+        (first.requires_grad_(), second.requires_grad_()),
+    )
+    far = torch.tensor([[300.0]], requires_grad=True)  # where sigmoid is 1 and its log of the rest -300
+    loss = bradley_terry_loss(far, torch.zeros(1, 1), torch.zeros(1, 1), mistakes=0.1)
+    loss.backward()
+    assert loss.item() == pytest.approx(-np.log(0.1))
+    assert far.grad is not None and far.grad.item() == pytest.approx(0.0, abs=1e-7)
+
+
+def test_the_right_returns_are_likeliest_where_so_many_labels_are_flipped():
+    """The oracle: of labels that are true with sigmoid(d) and then flipped in a fifth of cases, the share for the first
+    is 0.2 + 0.6 sigmoid(d). At d the loss is least; the loss that knows of no mistakes wants smaller differences."""
+    d = torch.linspace(-4, 4, 9, dtype=torch.float64)[None]
+    target = 0.2 + 0.6 / (1 + torch.exp(-d))
+
+    def slope(mistakes):
+        first = d.clone().requires_grad_()
+        bradley_terry_loss(first, torch.zeros_like(d), target, mistakes=mistakes).backward()
+        assert first.grad is not None
+        return first.grad * torch.sign(d)
+
+    torch.testing.assert_close(slope(0.2), torch.zeros_like(d), atol=1e-12, rtol=0)
+    assert (slope(0.0)[d != 0] > 1e-3).all()
+
+
 def test_probability_comes_from_the_mean_log_odds():
     # Mean 1, temperature 2: sigmoid(0.5) = 0.622459.
     assert probability(np.array([[2.0], [0.0]]), 2.0) == pytest.approx([0.622459], abs=1e-6)

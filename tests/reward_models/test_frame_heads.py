@@ -10,7 +10,7 @@ from synthetic import SPEC, StateEncoder, make_episodes, make_pair_data
 
 from vla_rlaif.interfaces import FrameReward
 from vla_rlaif.preferences.clips import KINDS, ends, make_clips
-from vla_rlaif.reward_models.frame_heads import NUM_BINS, Layout, threshold_at, two_hot
+from vla_rlaif.reward_models.frame_heads import NUM_BINS, Layout, two_hot
 from vla_rlaif.reward_models.preference import PreferenceReward
 from vla_rlaif.reward_models.preference_config import PreferenceConfig
 from vla_rlaif.reward_models.preference_fit import FitConfig
@@ -154,13 +154,6 @@ def test_without_held_out_failures_there_is_no_threshold():
     assert np.isnan(reward.threshold)
 
 
-def test_threshold_by_hand():
-    # Of ten negatives a rate of 0.25 allows two above the threshold: it is the third largest.
-    assert threshold_at(np.arange(10) / 10, 0.25) == pytest.approx(0.7)
-    assert threshold_at(np.arange(10) / 10, 0.05) == pytest.approx(0.9)
-    assert np.isnan(threshold_at(np.empty(0), 0.05))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -181,12 +174,31 @@ def test_heads_of_a_saved_reward_must_be_the_same(fitted):
         other.restore(fitted[0].state())
 
 
-def test_the_first_frame_is_read_beside_every_frame():
+def test_the_change_since_the_first_frame_is_read_beside_every_frame():
     reward = PreferenceReward(StateEncoder(), replace(ALL, first_frame=True))
     episodes = clip_episodes(4)
     values = reward.features(episodes).values
     np.testing.assert_allclose(values[:, 2, :8], episodes.state[:, 2], rtol=1e-6)
-    np.testing.assert_allclose(values[:, 2, 8:], episodes.state[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(values[:, 2, 8:], episodes.state[:, 2] - episodes.state[:, 0], rtol=1e-6)
+    assert not values[:, 0, 8:].any()
     only_last = PreferenceReward(StateEncoder(), PreferenceConfig(first_frame=True)).features(episodes)
     np.testing.assert_allclose(only_last.values[:, 0, :8], episodes.state[:, -1], rtol=1e-6)
-    np.testing.assert_allclose(only_last.values[:, 0, 8:], episodes.state[:, 0], rtol=1e-6)
+    moved = episodes.state[:, -1] - episodes.state[:, 0]
+    np.testing.assert_allclose(only_last.values[:, 0, 8:], moved, rtol=1e-6)
+
+
+def test_the_early_stop_looks_at_the_frames_only_if_their_heads_score():
+    """Of pairs labelled by a coin there is nothing to learn, of the clips there is: each side has its own best step."""
+    episodes = clip_episodes()
+    rng = np.random.default_rng(2)
+    coin = replace(make_pair_data(100), pairs=rng.integers(0, 120, (100, 2)), target=rng.integers(0, 2, 100) * 1.0)
+    stop = replace(QUICK, lr=3e-3, eval_every=10)
+    steps = {}
+    for score in ("return", "mix"):
+        reward = PreferenceReward(StateEncoder(), replace(ALL, score=score), stop)
+        features = reward.features(episodes)
+        data = replace(coin, values=features.values, live=features.live, held_out=np.arange(100) >= 60)
+        outcome = episodes.success.astype(float)
+        clips = make_clips(episodes, outcome, np.arange(120) >= 90, ONE, reward.features, 0)
+        steps[score] = reward.fit(data, 0, clips).num_steps
+    assert steps["return"] <= 50 < 100 <= steps["mix"]

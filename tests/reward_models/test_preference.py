@@ -176,6 +176,18 @@ def test_early_stop_keeps_the_best_look():
     assert report.num_steps % 10 == 0
 
 
+def test_taking_labels_to_be_mistaken_learns_more_from_mistaken_ones():
+    """A quarter of the training labels is wrong; those held out tell the truth and choose no step."""
+    data = make_pair_data(300, held_out=0.4)
+    wrong = ~data.held_out & (np.random.default_rng(1).random(300) < 0.25)
+    data = replace(data, target=np.where(wrong, 1 - data.target, data.target))
+    plain = replace(QUICK, num_steps=300, eval_every=301)
+    found = [fitted(fit=replace(plain, mistakes=m), data=data)[1].held_out_accuracy for m in (0.0, 0.25)]
+    assert found[1] > found[0] + 0.02
+    with pytest.raises(ValueError, match="share of wrong labels"):
+        FitConfig(mistakes=0.5)
+
+
 def test_only_held_out_labels_are_nothing_to_train_on():
     data = make_pair_data(10)
     with pytest.raises(ValueError, match="no pair to train on"):

@@ -1,6 +1,6 @@
 """A reward model on several workers: episodes are judged in shards, in parallel; a fit is made by one for all.
 
-Axes: N episodes, E members, M pairs, K terms; see preferences/data.py.
+Axes: N episodes, E members, M pairs, K terms, R frames; see preferences/data.py.
 """
 
 import threading
@@ -44,9 +44,18 @@ class RewardPool:
         works = [partial(RewardWorker.score, episodes=take(episodes, rows)) for rows in shards]
         return _joined(shards, self._crew.all_of(works, "scoring"))
 
-    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]:
+    def term_scores(self, episodes: Episodes, *, features: EpisodeFeatures | None = None) -> Float[np.ndarray, "K N"]:
         shards = self._shards(episodes)
-        works = [partial(RewardWorker.term_scores, episodes=take(episodes, rows)) for rows in shards]
+        works = [
+            partial(
+                RewardWorker.term_scores,
+                episodes=take(episodes, rows),
+                features=None
+                if features is None
+                else EpisodeFeatures(values=features.values[rows], live=features.live[rows]),
+            )
+            for rows in shards
+        ]
         found = self._crew.all_of(works, "scoring")
         return _joined(shards, [scores.T for scores in found]).T
 
@@ -63,6 +72,10 @@ class RewardPool:
         return EpisodeFeatures(
             values=_joined(shards, [one.values for one in found]), live=_joined(shards, [one.live for one in found])
         )
+
+    def success_of_frames(self, values: Float[np.ndarray, "R D"]) -> Float[np.ndarray, " R"]:
+        """Of what is learned; only if "success" is among its heads."""
+        return self._by_one(partial(RewardWorker.success_of_frames, values=values), "judging frames")
 
     def score_features(self, features: EpisodeFeatures) -> Float[np.ndarray, " N"]:
         return self._by_one(partial(RewardWorker.score_features, features=features), "scoring features")

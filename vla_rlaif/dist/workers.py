@@ -16,6 +16,7 @@ from vla_rlaif.dist.staging import Receiver
 from vla_rlaif.interfaces import FrameReward, Policy, ReferenceModel, RewardModel, VectorEnv
 from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures, FitReport, PairData
 from vla_rlaif.preferences.refresh import FittableReward
+from vla_rlaif.reward_judged import EndJudge
 from vla_rlaif.rollouts_local import LocalRollouts
 from vla_rlaif.types import EnvSpec, Episodes, Observation, Starts, Weights
 
@@ -95,9 +96,10 @@ class RewardWorker:
         assert not isinstance(self._reward, Terms), "terms are scored one by one"
         return self._reward.score(episodes)
 
-    def term_scores(self, episodes: Episodes) -> Float[np.ndarray, "K N"]:
+    def term_scores(self, episodes: Episodes, *, features: EpisodeFeatures | None) -> Float[np.ndarray, "K N"]:
         assert isinstance(self._reward, Terms), f"{type(self._reward).__name__} has no terms"
-        return self._reward.term_scores(episodes)
+        known = None if features is None else EpisodeFeatures(**_copied(vars(features)))
+        return self._reward.term_scores(episodes, features=known)
 
     def heads(self) -> tuple[str, ...]:
         """What it has to say of single frames."""
@@ -109,6 +111,11 @@ class RewardWorker:
 
     def features(self, episodes: Episodes) -> EpisodeFeatures:
         return self._fittable.features(episodes)
+
+    def success_of_frames(self, values: Float[np.ndarray, "R D"]) -> Float[np.ndarray, " R"]:
+        fitted = self._fittable
+        assert isinstance(fitted, EndJudge), f"{type(fitted).__name__} judges no frames"
+        return fitted.success_of_frames(np.array(values))
 
     def score_features(self, features: EpisodeFeatures) -> Float[np.ndarray, " N"]:
         return self._fittable.score_features(EpisodeFeatures(**_copied(vars(features))))

@@ -39,7 +39,7 @@ def describe_source(source: Source) -> dict[str, Any]:
             "kind": "run",
             "config": None if config is None else yaml.safe_dump(dict(config), sort_keys=False),
             "versions": (source.result or source.manifest or {}).get("versions"),
-            "git": _commit((source.manifest or {}).get("git")),
+            "git": _code((source.manifest or {}).get("git")),
             "best_step": (source.result or {}).get("best_step"),
             "group_size": source.setting("algorithm", "group_size"),
             "record_every": source.setting("record", "every"),
@@ -49,11 +49,11 @@ def describe_source(source: Source) -> dict[str, Any]:
     )
 
 
-def _commit(git: Any) -> str | None:
-    """As text; manifests of older runs hold a text already."""
-    if not isinstance(git, Mapping):
-        return git
-    return f"{str(git.get('commit'))[:10]}{' with changes' if git.get('dirty') else ''}"
+def _code(git: Any) -> dict[str, Any] | None:
+    """The commit that a run's code came from and whether it had changes; None if it was not run from a checkout. A
+    manifest without a format has the commit alone."""
+    found = {"commit": git, "dirty": None} if isinstance(git, str) else dict(git or {})
+    return {name: found.get(name) for name in ("commit", "dirty")} if found.get("commit") else None
 
 
 def stamp(source: Source) -> dict[str, Any]:

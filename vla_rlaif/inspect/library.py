@@ -61,6 +61,8 @@ class Library:
 
     def entry(self, name: str) -> Entry:
         if name not in self._entries:
+            self.entries()  # it may be new
+        if name not in self._entries:
             raise ValueError(f"{self.root} has no {name!r}; reload the list.")
         return self._entries[name]
 

@@ -69,6 +69,8 @@ def show_group(group: Sequence[Episode], *, size: int = 160) -> Shown:
 
 def show_table(source: Source, rows: Int[np.ndarray, " M"], *, most: int = 20) -> Shown:
     """The first ``most`` of some episodes."""
+    if not len(rows):
+        return Shown(f"<p>None of the {len(source.table.id)} episodes of {escape(str(source.path))} passes.</p>")
     table = source.table
     part = table.taken(rows[:most])
     columns = {**vars(part), "disagreement": table.disagreement[rows[:most]], "spread": table.spread[rows[:most]]}

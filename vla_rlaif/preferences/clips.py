@@ -45,21 +45,26 @@ def make_clips(
     rows = np.flatnonzero(~np.isnan(outcome) & episodes.valid)
     known, outcome, held_out = take(episodes, rows), outcome[rows], held_out[rows]
     features = encode(known)
-    clips: list[tuple[Clip, bool]] = []
+    clips: list[tuple[Clip, int]] = []  # with the row of the episode
     for row in range(len(rows)):
         clip = _as_played(features.values[row][features.live[row]], float(outcome[row]))
-        clips += [(one, bool(held_out[row])) for one in (clip, *_negatives(clip, rng))]
+        clips += [(one, row) for one in (clip, *_negatives(clip, rng))]
     won = np.flatnonzero(outcome > 0.5)
-    for row, clip in zip(won, _under_others(take(known, won), instructions, encode, rng), strict=True):
+    for row, clip in zip(won.tolist(), _under_others(take(known, won), instructions, encode, rng), strict=True):
         if clip is not None:
-            clips.append((clip, bool(held_out[row])))
-    return _flat(clips, features.values.shape[2])
+            clips.append((clip, row))
+    start = np.unique(known.starts.group, return_inverse=True)[1]
+    return _flat(clips, held_out, start, features.values.shape[2])
 
 
 def join_clips(parts: Sequence[ClipFrames]) -> ClipFrames:
-    """Of several sources; clips are numbered on."""
-    counts = np.cumsum([0, *(part.clip.max(initial=-1) + 1 for part in parts)])
-    moved = [replace(part, clip=part.clip + start) for part, start in zip(parts, counts, strict=False)]
+    """Clips and start states are numbered on."""
+    clips = np.cumsum([0, *(part.clip.max(initial=-1) + 1 for part in parts)])
+    starts = np.cumsum([0, *(part.source.max(initial=-1) + 1 for part in parts)])
+    moved = [
+        replace(part, clip=part.clip + clip, source=part.source + start)
+        for part, clip, start in zip(parts, clips, starts, strict=False)
+    ]
     return ClipFrames(**{name: np.concatenate([vars(part)[name] for part in moved]) for name in vars(parts[0])})
 
 
@@ -112,9 +117,12 @@ def _under_others(
     return clips
 
 
-def _flat(clips: Sequence[tuple[Clip, bool]], dim: int) -> ClipFrames:
+def _flat(
+    clips: Sequence[tuple[Clip, int]], held_out: Bool[np.ndarray, " N"], start: Int[np.ndarray, " N"], dim: int
+) -> ClipFrames:
     lengths = [len(clip.values) for clip, _ in clips]
     number = np.repeat(np.arange(len(clips)), lengths)
+    row = np.repeat(np.array([row for _, row in clips], np.int64), lengths)
     last = np.cumsum(lengths) - 1
     is_end = np.zeros(len(number), bool)
     is_end[last.astype(int)] = True
@@ -124,7 +132,8 @@ def _flat(clips: Sequence[tuple[Clip, bool]], dim: int) -> ClipFrames:
         progress=np.concatenate([empty, *(clip.progress for clip, _ in clips)]),
         success=np.concatenate([empty, *(clip.success for clip, _ in clips)]),
         clip=number,
+        source=start[row],
         kind=np.repeat(np.array([KINDS.index(clip.kind) for clip, _ in clips], np.int64), lengths),
         is_end=is_end,
-        held_out=np.repeat(np.array([held for _, held in clips], bool), lengths),
+        held_out=held_out[row],
     )

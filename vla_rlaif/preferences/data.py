@@ -48,6 +48,7 @@ class ClipFrames:
     progress: Float[np.ndarray, " R"]  # in [0, 1], 1 is done; NaN: not known, as in a clip that failed
     success: Float[np.ndarray, " R"]  # probability that the task is done in this frame; NaN: not known
     clip: Int[np.ndarray, " R"]  # number of the clip
+    source: Int[np.ndarray, " R"]  # number of the start state of the episode that the clip is, or is made of
     kind: Int[np.ndarray, " R"]  # of the clip: an index of preferences.clips.KINDS
     is_end: Bool[np.ndarray, " R"]  # the clip's last frame
     held_out: Bool[np.ndarray, " R"]  # never trained on: the threshold, and the reported figures
@@ -68,7 +69,7 @@ class FitReport:
     progress_error: float = float("nan")  # mean absolute, in [0, 1], on held-out frames of known progress
     success_threshold: float = float("nan")  # of the probability at a clip's end, above which it counts as a success
     success_recall: float = float("nan")  # share of held-out successes above the threshold
-    false_positives: float = float("nan")  # share of held-out failures and negatives above it
+    false_positives: float = float("nan")  # share of held-out failures and negatives above that of the other half
 
 
 def pair_accuracy(

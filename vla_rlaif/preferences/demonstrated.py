@@ -19,7 +19,6 @@ def demonstrated_clips(
     demos: Demonstrations,
     *,
     chunk: int,
-    is_end_seen: bool,
     held_out: float,
     instructions: Sequence[str],
     encode: Encode,
@@ -27,8 +26,8 @@ def demonstrated_clips(
 ) -> ClipFrames:
     """Of those that succeeded, at most ``NUM_CLIPS``; the share ``held_out`` of them is held out.
 
-    ``is_end_seen``: the frame after the last action is recorded too, as our own collection does; otherwise the last
-    frame that was acted on counts as the end, one step early.
+    Where the frame after the last action is not recorded, the last one that was acted on counts as the end, one step
+    early.
     """
     rng = np.random.default_rng(seed)
     rows = np.flatnonzero(demos.success & demos.mask.any(axis=1))
@@ -37,16 +36,16 @@ def demonstrated_clips(
         raise ValueError(
             "reward.outcomes names demonstrations, and none of them succeeded: record some that do, or use labeller."
         )
-    episodes = as_episodes(demos, rows, chunk=chunk, is_end_seen=is_end_seen)
+    episodes = as_episodes(demos, rows, chunk=chunk)
     is_held = np.zeros(len(rows), bool)
     is_held[rng.permutation(len(rows))[: round(held_out * len(rows))]] = True
     return make_clips(episodes, np.ones(len(rows)), is_held, instructions, encode, seed)
 
 
-def as_episodes(demos: Demonstrations, rows: np.ndarray, *, chunk: int, is_end_seen: bool) -> Episodes:
+def as_episodes(demos: Demonstrations, rows: np.ndarray, *, chunk: int) -> Episodes:
     """Frames ``chunk`` env steps apart, as a policy's episodes have them, and the end. Nothing else is in them."""
     length = demos.mask[rows].sum(axis=1)  # recorded steps
-    end = np.minimum(length, demos.mask.shape[1] - 1) if is_end_seen else length - 1
+    end = np.minimum(length, demos.mask.shape[1] - 1) if demos.is_end_seen else length - 1
     num_decisions = -(-end // chunk)
     num = max(int(num_decisions.max()), 1)
     frame = np.minimum(np.arange(num + 1) * chunk, end[:, None])  # N F

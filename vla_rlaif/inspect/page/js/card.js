@@ -55,7 +55,7 @@ function reliability(card) {
 function gates(list) {
   const state = (gate) => (gate.passed === null ? h("span.tag", {}, "not measured") : gate.passed ? h("span.tag.good", {}, "passed") : h("span.tag.bad", {}, "failed"));
   return h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "What"), h("th.number", { scope: "col" }, "Found"), h("th", { scope: "col" }, "Wanted"), h("th", { scope: "col" }, ""))),
-    h("tbody", {}, list.map((gate) => h("tr", {}, h("td", {}, words(gate.name)), h("td.number", {}, num(gate.value)), h("td", {}, gate.wanted), h("td", {}, state(gate))))));
+    h("tbody", {}, list.map((gate) => h("tr", {}, h("td", {}, words(gate.name)), h("td.number", {}, num(gate.value)), h("td", {}, gate.wanted, gate.note ? `. ${gate.note}` : null), h("td", {}, state(gate))))));
 }
 
 function mistakes(run, list) {

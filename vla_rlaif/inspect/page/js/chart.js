@@ -7,7 +7,7 @@ const ROOM = { left: 46, right: 10, top: 6, bottom: 30 };
 
 /**
  * spec: title, unit, help, xLabel, percent (values are shares), fixed ([low, high] of y, null is free), height, zero.
- * Series by `set`: [{name, x: [], y: [], color: 1..8, dots, band: [low[], high[]]}].
+ * Series by `set`: [{name, x: [], y: [], color: 1..8, dots, band: [low[], high[]], right: on an axis of its own}].
  */
 export class Chart {
   constructor(spec) {
@@ -28,7 +28,8 @@ export class Chart {
       if (this.spec.onpick && this.hover !== null) this.spec.onpick(this.hover);
     });
     this.drawing.addEventListener("pointerleave", () => this.leave());
-    this.watcher = new ResizeObserver(() => this.draw());
+    // Its own legend may wrap and change its height: only another width is a reason to draw.
+    this.watcher = new ResizeObserver(() => this.drawing.clientWidth !== this.width && this.draw());
     this.watcher.observe(this.element);
   }
 
@@ -58,34 +59,42 @@ export class Chart {
 
   draw() {
     const width = this.drawing.clientWidth || this.element.clientWidth;
+    this.width = this.drawing.clientWidth;
     if (!width) return;
     const { height } = this.spec;
     this.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const shown = this.series.map((one) => ({ ...one, soft: smoothed(one.y, one.dots ? 1 : this.smooth) }));
     const [x0, x1] = this.rangeX();
-    const [y0, y1] = rangeOf(shown.flatMap((one) => [...one.soft, ...(one.band || []).flat()]), this.spec.fixed);
-    this.toX = (x) => ROOM.left + ((x - x0) / (x1 - x0 || 1)) * (width - ROOM.left - ROOM.right);
-    this.toY = (y) => ROOM.top + ((y1 - y) / (y1 - y0)) * (height - ROOM.top - ROOM.bottom);
-    this.fromX = (px) => x0 + ((px - ROOM.left) / (width - ROOM.left - ROOM.right)) * (x1 - x0);
-    replace(this.drawing, this.axes(width, height, [x0, x1], [y0, y1]), shown.map((one) => this.line(one)));
+    const isRight = (one) => Boolean(one.right);
+    const range = (some, fixed) => rangeOf(some.flatMap((one) => [...one.soft, ...(one.band || []).flat()]), fixed);
+    const ys = range(shown.filter((one) => !isRight(one)), this.spec.fixed);
+    const others = shown.some(isRight) ? range(shown.filter(isRight), [null, null]) : null;
+    const right = width - (others ? ROOM.left : ROOM.right);
+    this.toX = (x) => ROOM.left + ((x - x0) / (x1 - x0 || 1)) * (right - ROOM.left);
+    this.fromX = (px) => x0 + ((px - ROOM.left) / (right - ROOM.left)) * (x1 - x0);
+    const scale = ([y0, y1]) => (y) => ROOM.top + ((y1 - y) / (y1 - y0)) * (height - ROOM.top - ROOM.bottom);
+    this.toY = scale(ys);
+    replace(this.drawing, this.axes(right, height, [x0, x1], ys), others ? this.rightAxis(right, others, scale(others)) : null,
+      shown.map((one) => this.line(one, isRight(one) ? scale(others) : this.toY)));
     this.cross = svg("line.cross", { y1: ROOM.top, y2: height - ROOM.bottom, visibility: "hidden" });
     this.cursorLine = this.cursor === null ? null : svg("line.cursor", { y1: ROOM.top, y2: height - ROOM.bottom });
     this.drawing.append(this.cross);
     if (this.cursorLine) this.drawing.append(this.cursorLine);
     this.drawing.setAttribute("aria-label", this.words());
     if (this.cursor !== null) this.setCursor(this.cursor);
-    else this.tell(null);
+    if (this.hover !== null) this.showHover();
+    else if (this.cursor === null) this.tell(null);
   }
 
   rangeX() {
-    const ends = this.series.flatMap((one) => (one.x.length ? [one.x[0], one.x[one.x.length - 1]] : []));
-    if (!ends.length) return [0, 1];
-    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    const all = this.series.flatMap((one) => one.x);
+    if (!all.length) return [0, 1];
+    const [low, high] = all.reduce(([least, most], x) => [Math.min(least, x), Math.max(most, x)], [Infinity, -Infinity]);
     return low === high ? [low - 0.5, high + 0.5] : [low, high];
   }
 
-  axes(width, height, [x0, x1], [y0, y1]) {
-    const [bottom, right] = [height - ROOM.bottom, width - ROOM.right];
+  axes(right, height, [x0, x1], [y0, y1]) {
+    const bottom = height - ROOM.bottom;
     const parts = [];
     const upward = ticks(y0, y1, Math.max(2, Math.floor(height / 42)));
     tickLabels(upward, { isPercent: this.spec.percent }).forEach((label, k) => {
@@ -93,7 +102,7 @@ export class Chart {
       parts.push(svg("line.grid", { x1: ROOM.left, x2: right, y1: y, y2: y }));
       parts.push(svg("text", { x: ROOM.left - 6, y: y + 4, "text-anchor": "end" }, label));
     });
-    const across = ticks(x0, x1, Math.max(2, Math.floor(width / 90))).filter((x) => !this.spec.whole || Number.isInteger(x));
+    const across = ticks(x0, x1, Math.max(2, Math.floor(right / 90))).filter((x) => !this.spec.whole || Number.isInteger(x));
     tickLabels(across).forEach((label, k) => {
       const x = this.toX(across[k]);
       const isLast = x > right - 14;
@@ -108,31 +117,36 @@ export class Chart {
     return parts;
   }
 
-  line(one) {
+  rightAxis(right, [y0, y1], toY) {
+    const upward = ticks(y0, y1, Math.max(2, Math.floor(this.spec.height / 42)));
+    return tickLabels(upward).map((label, k) => svg("text.right", { x: right + 6, y: toY(upward[k]) + 4 }, label));
+  }
+
+  line(one, toY) {
     const color = `c${one.color}`;
     const parts = [];
     if (one.dots) {
       one.y.forEach((y, k) => {
         if (y === null || y === undefined) return;
         const x = this.toX(one.x[k]);
-        if (one.band) parts.push(svg(`line.${color}`, { x1: x, x2: x, y1: this.toY(one.band[0][k]), y2: this.toY(one.band[1][k]), opacity: 0.5 }));
-        parts.push(svg(`circle.dot.${color}`, { cx: x, cy: this.toY(y), r: 3 }));
+        if (one.band) parts.push(svg(`line.${color}`, { x1: x, x2: x, y1: toY(one.band[0][k]), y2: toY(one.band[1][k]), opacity: 0.5 }));
+        parts.push(svg(`circle.dot.${color}`, { cx: x, cy: toY(y), r: 3 }));
       });
       return parts;
     }
-    if (this.smooth > 1) parts.push(svg(`path.line.faint.${color}`, { d: this.path(one.x, one.y) }));
-    parts.push(svg(`path.line.${color}`, { d: this.path(one.x, one.soft), "stroke-dasharray": one.dashed ? "2 4" : null }));
+    if (this.smooth > 1) parts.push(svg(`path.line.faint.${color}`, { d: this.path(one.x, one.y, toY) }));
+    parts.push(svg(`path.line.${color}`, { d: this.path(one.x, one.soft, toY), "stroke-dasharray": one.dashed ? "2 4" : null }));
     if (one.dashed) return parts;
     const known = one.soft.filter((y) => y !== null && y !== undefined).length;
     if (known <= 12) {
       one.soft.forEach((y, k) => {
-        if (y !== null && y !== undefined) parts.push(svg(`circle.dot.${color}`, { cx: this.toX(one.x[k]), cy: this.toY(y), r: 2.6 }));
+        if (y !== null && y !== undefined) parts.push(svg(`circle.dot.${color}`, { cx: this.toX(one.x[k]), cy: toY(y), r: 2.6 }));
       });
     }
     return parts;
   }
 
-  path(x, y) {
+  path(x, y, toY) {
     let text = "";
     let isDown = false;
     for (const k of thinned(y)) {
@@ -140,7 +154,7 @@ export class Chart {
         isDown = isDown && !this.spec.gaps;
         continue;
       }
-      text += `${isDown ? "L" : "M"}${this.toX(x[k]).toFixed(1)} ${this.toY(y[k]).toFixed(1)}`;
+      text += `${isDown ? "L" : "M"}${this.toX(x[k]).toFixed(1)} ${toY(y[k]).toFixed(1)}`;
       isDown = true;
     }
     return text;
@@ -152,7 +166,10 @@ export class Chart {
     const places = this.series.flatMap((one) => one.x);
     const wanted = this.fromX(event.clientX - box.left);
     this.hover = places.reduce((best, x) => (best === null || Math.abs(x - wanted) < Math.abs(best - wanted) ? x : best), null);
-    if (this.hover === null) return;
+    if (this.hover !== null) this.showHover();
+  }
+
+  showHover() {
     this.cross.setAttribute("x1", this.toX(this.hover));
     this.cross.setAttribute("x2", this.toX(this.hover));
     this.cross.setAttribute("visibility", "visible");
