@@ -18,7 +18,9 @@ import base64
 import io
 import itertools
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,7 +148,22 @@ def _write(
             for frame in frames:
                 dataset.add_frame({**frame, "task": task})
             # In this process: a pool would fork one that may hold threads of JAX or of a renderer.
-            dataset.save_episode(parallel_encoding=False)
+            with _same_priority():
+                dataset.save_episode(parallel_encoding=False)
+
+
+@contextmanager
+def _same_priority() -> Iterator[None]:
+    """LeRobot's video encoder, SVT-AV1, gives the thread that calls it real-time priority 99 if it is root's, for good
+    (``svt_av1_enc_init_handle``). That thread and all processes that it starts later would starve everything else."""
+    if sys.platform != "linux":
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 def _peek(episodes: Sequence[tuple[str, Iterator[Frame]]]) -> tuple[Frame, Iterator[tuple[str, Iterator[Frame]]]]:
