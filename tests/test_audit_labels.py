@@ -8,9 +8,10 @@ import pytest
 from synthetic import make_episodes
 from test_monitor import Chosen
 
-from vla_rlaif.audit_labels import Auditor, shown_from_arrays, shown_to_arrays
+from vla_rlaif.audit_labels import Auditor
 from vla_rlaif.build import build_env, build_parts, build_policy
 from vla_rlaif.config import load_config, parse_config, validate_again
+from vla_rlaif.dataset import from_arrays, to_arrays
 from vla_rlaif.metrics import MetricsLog, read_metrics
 from vla_rlaif.monitor import KeepScores, Monitor
 from vla_rlaif.preferences.python_labeller import PythonLabeller
@@ -116,7 +117,7 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_questions(store):
 
 def test_what_is_shown_comes_back_from_arrays(store):
     shown = auditor(store).shown(validation(liked=0.0))
-    back = shown_from_arrays({name: np.array(value) for name, value in shown_to_arrays(shown).items()})
+    back = from_arrays({name: np.array(value) for name, value in to_arrays(shown).items()})
     assert back.instruction == shown.instruction
     np.testing.assert_array_equal(back.images["top"], shown.images["top"])
     np.testing.assert_array_equal(back.starts.seed, shown.starts.seed)

@@ -8,13 +8,11 @@ random order. It has a budget and a store of its own, where what it said can be 
 Axes: N validation episodes, K of them that are compared, one a start state.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
 
-from vla_rlaif.dataset import episodes_of, flattened
 from vla_rlaif.interfaces import Labeller
 from vla_rlaif.preferences.labelling import ask, make_records
 from vla_rlaif.preferences.store import PreferenceStore
@@ -85,14 +83,3 @@ class Auditor:
         *counts, last_id = (int(value) for value in state["counts"])
         self._num_audits, self._num_labels, self._num_skips = counts
         self._store.rewind(last_id)
-
-
-def shown_to_arrays(shown: Episodes) -> Weights:
-    """``shown_from_arrays`` takes them back."""
-    said = np.frombuffer(json.dumps(shown.instruction).encode(), np.uint8).copy()
-    return {**flattened(shown), "instruction": said}
-
-
-def shown_from_arrays(arrays: Weights) -> Episodes:
-    rest = {name: value for name, value in arrays.items() if name != "instruction"}
-    return episodes_of(rest, json.loads(np.asarray(arrays["instruction"]).tobytes()))

@@ -131,13 +131,15 @@ def check_judge(config: RunConfig, spec: EnvSpec, folder: Path) -> None:
 
             RobometerReward(reward).probe(spec)
         if isinstance(reward, PreferenceRewardConfig):
-            labeller = build_labeller(reward.labeller, folder)
-            if isinstance(labeller, ProbedLabeller):
-                labeller.probe(spec)
+            _probe(reward.labeller, spec, folder)
     if config.monitor.audit is not None and config.monitor.action != "off":
-        labeller = build_labeller(config.monitor.audit.labeller, folder / AUDIT)
-        if isinstance(labeller, ProbedLabeller):
-            labeller.probe(spec)
+        _probe(config.monitor.audit.labeller, spec, folder / AUDIT)
+
+
+def _probe(config: LabellerConfig, spec: EnvSpec, folder: Path) -> None:
+    labeller = build_labeller(config, folder)
+    if isinstance(labeller, ProbedLabeller):
+        labeller.probe(spec)
 
 
 def build_asker(config: JudgeSettings, folder: Path) -> Asker:

@@ -121,6 +121,17 @@ def flattened(episodes: Episodes) -> dict[str, np.ndarray]:
     return flat | {"version": np.array(e.version)}
 
 
+def to_arrays(episodes: Episodes) -> dict[str, np.ndarray]:
+    """All of them as arrays by name, for a checkpoint; ``from_arrays`` takes them back."""
+    said = np.frombuffer(json.dumps(episodes.instruction).encode(), np.uint8).copy()
+    return {**flattened(episodes), "instruction": said}
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> Episodes:
+    rest = {name: value for name, value in arrays.items() if name != "instruction"}
+    return episodes_of(rest, json.loads(arrays["instruction"].tobytes()))
+
+
 def load_episodes(folder: Path) -> list[tuple[list[str], Episodes]]:
     """All shards with the ids of their episodes."""
     if format_of(folder) == "lerobot":

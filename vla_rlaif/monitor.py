@@ -23,8 +23,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from vla_rlaif.audit_labels import Auditor, shown_from_arrays, shown_to_arrays
+from vla_rlaif.audit_labels import Auditor
 from vla_rlaif.composite import CompositeReward
+from vla_rlaif.dataset import from_arrays, to_arrays
 from vla_rlaif.interfaces import RewardModel
 from vla_rlaif.preferences.data import EpisodeFeatures
 from vla_rlaif.preferences.refresh import FittableReward
@@ -196,7 +197,7 @@ class Monitor:
             found |= {f"{name}/step": np.array(point.step), f"{name}/gold": point.gold}
             found |= {f"{name}/kept/{key}": value for key, value in point.kept.items()}
         if self._auditor is not None and self._best.shown is not None:  # the start is compared with by the proxy alone
-            found |= {f"best/shown/{key}": value for key, value in shown_to_arrays(self._best.shown).items()}
+            found |= {f"best/shown/{key}": value for key, value in to_arrays(self._best.shown).items()}
             found |= {f"auditor/{key}": value for key, value in self._auditor.state().items()}
         return found
 
@@ -220,7 +221,7 @@ def _point(name: str, state: Mapping[str, np.ndarray]) -> Point:
         step=int(state[f"{name}/step"]),
         gold=state[f"{name}/gold"],
         kept=kept,
-        shown=shown_from_arrays(shown) if shown else None,
+        shown=from_arrays(shown) if shown else None,
     )
 
 

@@ -3,7 +3,6 @@
 Axes: N episodes, T decisions, M pairs, B = M * 2 * T decisions flattened.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from vla_rlaif.credit import count_groups
-from vla_rlaif.dataset import episodes_of, flattened
+from vla_rlaif.dataset import from_arrays, to_arrays
 from vla_rlaif.rollout import concatenate, frames_at, take
 from vla_rlaif.types import Batch, Credited, Episodes, Weights, under
 
@@ -102,14 +101,14 @@ class LabelledPairs:
         pairs = {"pairs": self._pairs, "p_first": self._p_first}
         if self._episodes is None:
             return pairs
-        said = np.frombuffer(json.dumps(self._episodes.instruction).encode(), np.uint8).copy()
-        flat = {f"episodes/{k}": v for k, v in flattened(self._episodes).items()}
-        return {**pairs, **flat, "instruction": said}
+        arrays = to_arrays(self._episodes)
+        said = arrays.pop("instruction")
+        return {**pairs, **{f"episodes/{k}": v for k, v in arrays.items()}, "instruction": said}
 
     def restore(self, state: Weights) -> None:
         self._pairs, self._p_first, self._episodes = np.array(state["pairs"]), np.array(state["p_first"]), None
         if "instruction" in state:
-            self._episodes = episodes_of(under("episodes/", state), json.loads(state["instruction"].tobytes()))
+            self._episodes = from_arrays({**under("episodes/", state), "instruction": state["instruction"]})
 
 
 def pair_batch(

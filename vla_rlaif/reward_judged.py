@@ -4,14 +4,14 @@ Axes: N episodes, M labelled pairs, K held-out clips.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from vla_rlaif.preferences.clips import KINDS, ends
-from vla_rlaif.preferences.data import ClipFrames
+from vla_rlaif.preferences.data import ClipFrames, EpisodeFeatures
 from vla_rlaif.preferences.refresh import FittableReward
 from vla_rlaif.reward_card_data import Judged
 from vla_rlaif.reward_config import PreferenceRewardConfig
@@ -49,21 +49,48 @@ def judge(
     clips: ClipFrames | None,
 ) -> Judged:
     """Truth and success are those that the episodes carry: the card only measures."""
-    features = reward.features(episodes)
-    logits = reward.member_logits(features).mean(axis=0)
     usable = held_out & ~np.isnan(p_first)
-    chosen, label = pairs[usable], p_first[usable]
+    judged = judge_features(
+        reward,
+        settings,
+        reward.features(episodes),
+        ids,
+        instruction=episodes.instruction,
+        group=episodes.starts.group,
+        pairs=pairs[usable],
+        label=p_first[usable],
+        clips=clips,
+    )
+    return replace(
+        judged,
+        truth=np.where(episodes.valid, episodes.truth, np.nan),
+        success=np.where(episodes.valid, episodes.success, np.nan),
+    )
+
+
+def judge_features(
+    reward: FittableReward,
+    settings: PreferenceRewardConfig,
+    features: EpisodeFeatures,
+    ids: Sequence[str],
+    *,
+    instruction: Sequence[str],
+    group: Int[np.ndarray, " N"],
+    pairs: Int[np.ndarray, "M 2"],
+    label: Float[np.ndarray, " M"],
+    clips: ClipFrames | None,
+) -> Judged:
+    """By what the reward reads of episodes; ``pairs`` are held out, and decided or tied."""
+    logits = reward.member_logits(features).mean(axis=0)
     found = clip_ends(reward, settings, clips)
     return Judged(
         ids=ids,
-        instruction=episodes.instruction,
+        instruction=instruction,
         score=reward.score_features(features),
-        group=episodes.starts.group,
-        pairs=chosen,
+        group=group,
+        pairs=pairs,
         label=label,
-        p_first=sigmoid(logits[chosen[:, 0]] - logits[chosen[:, 1]]),
-        truth=np.where(episodes.valid, episodes.truth, np.nan),
-        success=np.where(episodes.valid, episodes.success, np.nan),
+        p_first=sigmoid(logits[pairs[:, 0]] - logits[pairs[:, 1]]),
         clip_kinds=found.kinds,
         clip_success=found.success,
         clip_p=found.p,

@@ -19,7 +19,7 @@ from vla_rlaif.reward_card import failed_gates, make_card, write_card_json
 from vla_rlaif.reward_card_data import Card, Judged
 from vla_rlaif.reward_card_page import Clips, write_card_page
 from vla_rlaif.reward_config import PreferenceRewardConfig, learned_part
-from vla_rlaif.reward_judged import clip_ends, sigmoid, threshold_of, wanted_rate
+from vla_rlaif.reward_judged import judge_features
 
 NAME = "reward_card"
 NOT_RECORDED = "not among the episodes that this run has recorded (record.every, record.groups)"
@@ -67,24 +67,16 @@ def _judged(preferences: PreferenceLearner, reward: FittableReward, settings: Pr
     if labelled is None or not reward.version:
         return None
     ids, data = labelled
-    features = EpisodeFeatures(values=data.values, live=data.live)
-    logits = reward.member_logits(features).mean(axis=0)
-    pairs, label = data.pairs[data.held_out], data.target[data.held_out]
-    found = clip_ends(reward, settings, preferences.clips)
-    return Judged(
-        ids=ids,
+    return judge_features(
+        reward,
+        settings,
+        EpisodeFeatures(values=data.values, live=data.live),
+        ids,
         instruction=_instructions(preferences, ids),
-        score=reward.score_features(features),
         group=np.arange(len(ids)),
-        pairs=pairs,
-        label=label,
-        p_first=sigmoid(logits[pairs[:, 0]] - logits[pairs[:, 1]]),
-        clip_kinds=found.kinds,
-        clip_success=found.success,
-        clip_p=found.p,
-        clip_source=found.source,
-        threshold=threshold_of(reward),
-        false_positive_rate=wanted_rate(settings),
+        pairs=data.pairs[data.held_out],
+        label=data.target[data.held_out],
+        clips=preferences.clips,
     )
 
 

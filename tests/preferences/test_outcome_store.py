@@ -4,6 +4,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
+from damage import damage
 
 from vla_rlaif.preferences.outcome_store import Outcome, OutcomeStore, outcome_path
 from vla_rlaif.preferences.store import PreferenceStore
@@ -79,9 +80,7 @@ def test_a_locked_file_is_named_and_readable(store, path):
 def test_a_corrupt_file_is_named(store, path):
     store.append([replace(ONE, episode=f"3:{n}") for n in range(200)])
     store.close()
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xff" * (len(data) - 4096)
-    path.write_bytes(data)
+    damage(path)
     with pytest.raises(ValueError, match="not a readable outcome store"), OutcomeStore(path) as damaged:
         damaged.newest()
     path.write_bytes(b"this is no database, only text that is long enough" * 100)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from damage import damage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -128,9 +129,7 @@ def test_a_corrupt_file_is_named(path):
 def test_a_damaged_page_is_named(store, path):
     store.append([RECORD] * 200)
     store.close()
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xff" * (len(data) - 4096)
-    path.write_bytes(data)
+    damage(path)
     with pytest.raises(ValueError, match="not a readable preference store"), PreferenceStore(path) as damaged:
         damaged.records()
 
