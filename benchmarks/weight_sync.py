@@ -58,22 +58,22 @@ def one_size(options: Options, millions: float, *, apart: bool) -> dict[str, Any
     rows: dict[str, Callable[[Bench], Any]] = {
         "shared_memory": lambda bench: bench.transport("shared_memory", copying=True),
         "process_group": lambda bench: bench.transport("process_group"),
+        "relay": lambda bench: bench.transport("relay"),
         "process_group_flat": lambda bench: bench.transport("process_group", bucket_mb=flat_mb),
         "object_store": lambda bench: bench.transport("object_store"),
     }
-    if apart:
-        del rows["shared_memory"]
+    del rows["shared_memory" if apart else "relay"]
     for name, measure in rows.items():
         bench = make_bench(options, millions, apart=apart)
         try:
             found[name] = measure(bench)
             say(f"{millions:g} M {name}", found[name])
             if name == "process_group":
-                found["memcpy_s"] = bench.memcpy()
+                found["memcpy_s"], found["streamed_memcpy_s"] = bench.memcpy()
                 bench.make_room()
                 found["bare_gloo_flat"] = bench.collective(bench.num_bytes)
                 found["bare_gloo_buckets"] = bench.collective(options.bucket_mb << 20)
-                say(f"{millions:g} M bare", {k: v for k, v in found.items() if k.startswith(("bare", "mem"))})
+                say(f"{millions:g} M bare", {k: v for k, v in found.items() if k.startswith("bare") or "memcpy" in k})
             if name == "object_store":
                 bench.make_room()
                 found["bare_ray_numpy"] = bench.object_store(as_torch=False)
@@ -88,7 +88,7 @@ def one_size(options: Options, millions: float, *, apart: bool) -> dict[str, Any
 
 def dead_receivers(options: Options, *, apart: bool) -> dict[str, Any]:
     found = {}
-    for transport in ("process_group", *(() if apart else ("shared_memory",))):
+    for transport in ("process_group", "relay" if apart else "shared_memory"):
         bench = make_bench(options, sorted(options.millions)[len(options.millions) // 2], apart=apart)
         try:
             found[transport] = bench.dead(transport)
@@ -102,10 +102,14 @@ def goals(row: dict[str, Any], *, apart: bool) -> dict[str, float]:
     """What docs/weight_sync.md promises, as ratios."""
     store = min(row[name]["total_s"] for name in ("object_store", "bare_ray_numpy"))
     if apart:
-        best = min(row["process_group"]["total_s"], row["process_group_flat"]["total_s"])
-        return {"object_store / ours": store / best, "bare collective / ours": row["bare_gloo_flat"]["total_s"] / best}
+        best, raw = row["relay"]["total_s"], min(row[f"bare_gloo_{way}"]["total_s"] for way in ("flat", "buckets"))
+        return {"object_store / ours": store / best, "bare collective / ours": raw / best}
     ours = row["shared_memory"]["total_s"]
-    return {"ours / memcpy": ours / row["memcpy_s"], "object_store / ours": store / ours}
+    return {
+        "ours / memcpy": ours / row["memcpy_s"],
+        "ours / streamed memcpy": ours / row["streamed_memcpy_s"],
+        "object_store / ours": store / ours,
+    }
 
 
 def measure(options: Options, *, apart: bool) -> dict[str, Any]:

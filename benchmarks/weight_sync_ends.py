@@ -85,10 +85,10 @@ def copy_from_now_on(actor: ActorEnd) -> None:
     actor.copies = {name: np.array(value) for name, value in actor.weights.items()}
 
 
-def memcpy(learner: LearnerEnd, *, repeats: int) -> float:
-    """Median seconds to copy the payload once, by one thread, into memory that is in use already."""
-    source = np.concatenate([value.reshape(-1) for value in learner.arrays.values()])
-    target, times = np.ones_like(source), []
+def memcpy(worker: LearnerEnd | ActorEnd, *, num_bytes: int, repeats: int) -> float:
+    """Median seconds to copy as much once, by one thread, into memory that is in use already."""
+    del worker
+    source, target, times = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8), []
     for _ in range(repeats):
         begun = time.perf_counter()
         np.copyto(target, source)

@@ -64,7 +64,7 @@ class RolesConfig(Model):
 class SyncConfig(Model):
     """How weights travel from the learner to those who act."""
 
-    transport: Literal["auto", "shared_memory", "process_group", "object_store", "disk"] = "auto"
+    transport: Literal["auto", "shared_memory", "relay", "process_group", "object_store", "disk"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # of the process group; auto: nccl where all ends have GPUs
     wire: Literal["float32", "bfloat16"] = "float32"  # bfloat16 rounds the weights that act, and halves the bytes
     bucket_mb: Positive = 8  # what is sent at once

@@ -23,7 +23,7 @@ from vla_rlaif.types import Weights
 # Every array begins a slot of 64 bytes.
 FROZEN_BYTES = 84_032 + 64  # 300 x 70 floats, one number
 TRAINED_BYTES = 1_400_000 + 2048 + 64  # 700 x 500 floats, 500 floats, one float
-TRANSPORTS = ["shared_memory", "process_group", "object_store", "disk"]
+TRANSPORTS = ["shared_memory", "relay", "process_group", "object_store", "disk"]
 
 FROZEN = {"stem/kernel": (300, 70), "stem/steps": ()}
 TRAINED = {"head/kernel": (700, 500), "head/bias": (500,), "head/empty": (0, 3), "scale": ()}  # 1.4 MB: six blocks

@@ -209,6 +209,8 @@ def test_workers_on_ray_see_their_gpus_and_start_their_own_env_workers() -> None
         for role, num in (("learner", 1), ("rollout", 2), ("reward", 1)):
             group = cluster.start(role, make_counter, num)
             names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_PLATFORMS")
+            tunables = [one(handle.ask(partial(Counter.variable, name="GLIBC_TUNABLES"))) for handle in group.handles]
+            assert all(("non_temporal" in (each or "")) == (role == "learner") for each in tunables)
             for handle in group.handles:
                 found = [one(handle.ask(partial(Counter.variable, name=name))) for name in names]
                 assert tuple(found[0].split(",") if found[0] else ()) == handle.place.gpus

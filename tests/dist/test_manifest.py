@@ -65,6 +65,22 @@ def test_several_threads_do_what_one_does(extra):
     assert tuple(checksum(block) for block in blocks) == manifest.checksums
 
 
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_sums_are_of_what_was_written(seed, wire):
+    """Blocks within one array are summed where they were read; those with an end of one, where they were written."""
+    rng = np.random.default_rng(seed)
+    kinds = (np.float32, np.uint8, np.float64)
+    sizes = [int(rng.choice([0, 1, 63, BLOCK, rng.integers(3 * BLOCK)])) for _ in range(8)]
+    weights = {f"{i}": rng.integers(0, 255, size).astype(kinds[i % 3]) for i, size in enumerate(sizes)}
+    manifest, memory = packed(weights, wire)
+    blocks = [memory[start : start + BLOCK] for start in range(0, len(memory), BLOCK)]
+    assert tuple(checksum(block) for block in blocks) == manifest.checksums
+    arrays = unpack(manifest, memory, lambda num_bytes: np.empty(num_bytes, np.uint8))
+    for name, value in weights.items():  # numbers below 256 are not rounded
+        np.testing.assert_array_equal(arrays[name], value)
+
+
 def test_the_order_of_the_dict_does_not_matter():
     backwards = dict(reversed(WEIGHTS.items()))
     assert packed(backwards)[0].digest == packed(WEIGHTS)[0].digest

@@ -199,7 +199,7 @@ def test_a_segment_that_the_policy_wrote_to_is_mapped_anew():
     for serial, wanted in ((1, 0.5), (2, 1.5), (3, 2.5)):
         manifest, handed = payload(wanted, serial)
         segment.memory[:] = handed.memory
-        ticket = replace(segment.ticket(others=()), share=Share(index=0, of=2))  # no part of the one block
+        ticket = replace(segment.ticket(others=()), share=Share(start=0, stop=1, of=2))  # no part of the one block
         seen.receiver.stage(manifest, ticket)
         vote = seen.receiver.vote(serial, 10.0)
         assert vote is not None and vote.is_yes

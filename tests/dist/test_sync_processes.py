@@ -83,7 +83,7 @@ def stepped(learners) -> int:
     return answers([learners.rank0(step)], 10.0, "a step")[0]
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "process_group", "disk"])
+@pytest.mark.parametrize("transport", ["shared_memory", "relay", "process_group", "disk"])
 def test_every_transport(ends, tmp_path, transport):
     learners, actors = ends
     sync = a_sync(ends, transport, tmp_path)
@@ -123,33 +123,36 @@ def die_at_commit(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "when"),
+    ("transport", "when", "who"),
     [
-        ("process_group", "in mid-broadcast"),
-        ("shared_memory", "in mid-broadcast"),
-        ("shared_memory", "between stage and commit"),
+        ("process_group", "in mid-broadcast", 1),
+        ("shared_memory", "in mid-broadcast", 1),
+        ("shared_memory", "between stage and commit", 1),
+        ("relay", "in mid-broadcast", 0),  # the one that is to lend
+        ("relay", "between stage and commit", 0),
+        ("relay", "between stage and commit", 1),
     ],
 )
-def test_kill_9(ends, transport, when):
+def test_kill_9(ends, transport, when, who):
     learners, actors = ends
     sync = a_sync(ends, transport)
     old = stepped(learners)
     assert sync.publish().stale == ()
     answers(actors.all(sums), 30.0, "playing")
-    victim = actors.handles[1]
+    victim, name = actors.handles[who], NAMES[who]
     killing = partial(die_while_receiving, blocks=9) if when == "in mid-broadcast" else die_at_commit
     answers([victim.ask(killing)], 10.0, "preparing")
     version = stepped(learners)
     begun = time.monotonic()
     result = sync.publish()
     assert time.monotonic() - begun < 5  # benchmarks/weight_sync.py measures it on an idle machine
-    assert (result.ok, result.stale, result.version) == (True, ("rollout/1",), version)
-    assert "rollout/1 is lost" in result.problems[0]
-    assert actors.health.health("rollout/1") is Health.DEAD
-    assert_act(actors, ("rollout/0", "rollout/2"), version)
+    assert (result.ok, result.stale, result.version) == (True, (name,), version)
+    assert f"{name} is lost" in result.problems[0]
+    assert actors.health.health(name) is Health.DEAD
+    assert_act(actors, set(NAMES) - {name}, version)
 
     answers([actors.restart(victim).ask(pid)], 100.0, "starting")
-    assert actors.health.health("rollout/1") is Health.STALE
+    assert actors.health.health(name) is Health.STALE
     assert sync.catch_up().stale == ()
     assert_act(actors, NAMES, version)
     assert version == old + 1

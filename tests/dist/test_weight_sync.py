@@ -152,7 +152,7 @@ def test_another_model_is_an_error_within_a_second(cluster, tmp_path, transport,
     assert actors.health.having(Health.HEALTHY) == actors.health.having(*Health)  # nobody is to blame
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "process_group"])
+@pytest.mark.parametrize("transport", ["shared_memory", "relay", "process_group"])
 def test_two_hundred_rounds(cluster, tmp_path, transport):
     """No growth of memory, threads or descriptors, and never anything but what was sent."""
     sync, learners, actors = a_sync(cluster, transport, tmp_path, receivers=4)

@@ -193,7 +193,7 @@ def test_a_dead_receiver_does_not_keep_the_others(cluster, tmp_path, transport):
     assert [acting for acting, _ in played(actors)] == [2, 2, 2]
 
 
-@pytest.mark.parametrize(("transport", "rounds"), [("shared_memory", 25), ("process_group", 8)])
+@pytest.mark.parametrize(("transport", "rounds"), [("shared_memory", 25), ("relay", 12), ("process_group", 8)])
 def test_kills_at_random_moments(cluster, tmp_path, transport, rounds):
     """Whoever is not said to be stale has exactly what was sent; whoever lives after that can be brought up to date."""
     sync, learners, actors = a_sync(cluster, transport, tmp_path, receivers=4)

@@ -10,8 +10,20 @@ from typing import Literal
 
 from vla_rlaif.dist.answers import Answer, WorkerFailure, answers, outcomes
 from vla_rlaif.dist.cluster import Handle
-from vla_rlaif.dist.delivery import Ballot, HasReceiver, HasSender, Key, Limits, key_of, raise_mismatch, stage, vote
+from vla_rlaif.dist.delivery import (
+    Ballot,
+    HasReceiver,
+    HasSender,
+    Key,
+    Limits,
+    key_of,
+    raise_mismatch,
+    stage,
+    vote,
+)
+from vla_rlaif.dist.link import LinkSpec
 from vla_rlaif.dist.manifest import Manifest, ManifestError
+from vla_rlaif.dist.relay import Relays
 from vla_rlaif.dist.staging import Vote
 from vla_rlaif.dist.tickets import LinkTicket
 from vla_rlaif.dist.votes import POLL_S, collect_votes, is_yes, problem_of
@@ -25,9 +37,10 @@ IMPORT_S = 300.0  # seconds to import torch, which a worker on a busy machine do
 class Broadcasts:
     """Broadcasts over process groups: one group for each set of members, until it fails."""
 
-    def __init__(self, backend: Literal["gloo", "nccl", "auto"], limits: Limits) -> None:
+    def __init__(self, backend: Literal["gloo", "nccl", "auto"], limits: Limits, *, relays: bool) -> None:
+        """``relays``: one receiver of each machine is a member, and the others there map its memory."""
         self._backend: Literal["gloo", "nccl", "auto"] = backend
-        self._limits = limits
+        self._limits, self._relays = limits, Relays(limits) if relays else None
         self._generation = time.time_ns()  # above those of any coordinator that the workers have known before
         self._members: tuple[Key, ...] = ()
         self._ports: dict[Key, int] = {}  # of the senders' stores
@@ -35,25 +48,38 @@ class Broadcasts:
         self._agreed: dict[Key, str] = {}  # the form of payload that a receiver has found right
 
     def run(
-        self, manifest: Manifest, sender: Handle[HasSender], handles: Sequence[Handle[HasReceiver]], ballot: Ballot
+        self,
+        manifest: Manifest,
+        sender: Handle[HasSender],
+        handles: Sequence[Handle[HasReceiver]],
+        ballot: Ballot,
+        *,
+        held: frozenset[str],
     ) -> None:
-        """Broadcast to all, and after a failure again to those who still answer.
+        """Broadcast to all, and after a failure again to those who still answer: without relays then, so that none
+        depends on another. ``held``: tokens of memory that receivers use.
 
         Raises:
             ManifestError: a receiver has another model. No collective operation has been entered then.
             WorkerFailure: the sender's, if it is lost.
         """
         left = self._with_torch(sender, self._checked(manifest, handles, ballot), ballot)
+        relays = self._relays
         for _ in range(ATTEMPTS):
             if not left:
                 return
-            found = self._once(manifest, sender, left)
-            for handle in left:
+            groups = [[handle] for handle in left] if relays is None else relays.groups(left)
+            members = [group[0] for group in groups]
+            found = self._once(manifest, sender, members, [len(group) > 1 for group in groups], held)
+            for handle in members:
                 if handle.name in found:
                     ballot.count(handle.name, found[handle.name])
-            if len(found) == len(left) + 1 and all(is_yes(outcome) for outcome in found.values()):
-                return
-            left = self._abort(sender, left, ballot, found)
+            if len(found) == len(members) + 1 and all(is_yes(outcome) for outcome in found.values()):
+                left = [] if relays is None else relays.lend(manifest, groups, ballot)
+            else:
+                waiting = [handle for group in groups for handle in group[1:]]
+                left = self._abort(sender, members, ballot, found) + waiting
+            relays = None
 
     def _checked(
         self, manifest: Manifest, handles: Sequence[Handle[HasReceiver]], ballot: Ballot
@@ -89,10 +115,16 @@ class Broadcasts:
         return [handle for handle in handles if key_of(handle) in self._ready]
 
     def _once(
-        self, manifest: Manifest, sender: Handle[HasSender], handles: Sequence[Handle[HasReceiver]]
+        self,
+        manifest: Manifest,
+        sender: Handle[HasSender],
+        handles: Sequence[Handle[HasReceiver]],
+        lend: Sequence[bool],
+        held: frozenset[str],
     ) -> dict[str, Vote | WorkerFailure]:
-        """The outcomes by name, the sender's among them."""
-        tickets = self._tickets(sender, handles)
+        """The outcomes by name, the sender's among them. ``lend``: which of ``handles`` will."""
+        specs = self._specs(sender, handles)
+        tickets = [LinkTicket(spec=s, lends=lends, lent=held) for s, lends in zip(specs, (False, *lend), strict=True)]
         polls: dict[str, Answer[Vote | None]] = {}
         for handle, ticket in zip(handles, tickets[1:], strict=True):
             polls[handle.name] = handle.ask(partial(stage, manifest=manifest, ticket=ticket), urgent=True)
@@ -113,7 +145,7 @@ class Broadcasts:
             until_failure=True,
         )
 
-    def _tickets(self, sender: Handle[HasSender], handles: Sequence[Handle[HasReceiver]]) -> list[LinkTicket]:
+    def _specs(self, sender: Handle[HasSender], handles: Sequence[Handle[HasReceiver]]) -> list[LinkSpec]:
         """One for each member, the sender first; a new generation if the members are not those of the last time."""
         from vla_rlaif.dist.process_groups import GroupSpec, open_store
 
@@ -127,18 +159,16 @@ class Broadcasts:
         gpus = {(each.place.node, each.place.gpus[:1]) for each in members if each.place.gpus}
         fitting: Literal["gloo", "nccl"] = "nccl" if len(gpus) == len(members) else "gloo"
         return [
-            LinkTicket(
-                spec=GroupSpec(
-                    generation=self._generation,
-                    address=sender.place.address,
-                    port=self._ports[source],
-                    rank=rank,
-                    size=len(members),
-                    own_address=each.place.address,
-                    backend=fitting if self._backend == "auto" else self._backend,
-                    bucket_bytes=self._limits.bucket_bytes,
-                    timeout_s=self._limits.bucket_s,
-                )
+            GroupSpec(
+                generation=self._generation,
+                address=sender.place.address,
+                port=self._ports[source],
+                rank=rank,
+                size=len(members),
+                own_address=each.place.address,
+                backend=fitting if self._backend == "auto" else self._backend,
+                bucket_bytes=self._limits.bucket_bytes,
+                timeout_s=self._limits.bucket_s,
             )
             for rank, each in enumerate(members)
         ]

@@ -54,6 +54,7 @@ class Ballot:
 
     yes: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
+    lent: set[str] = field(default_factory=set)  # tokens of memory that one receiver has lent to others
 
     def count(self, name: str, outcome: Vote | WorkerFailure) -> None:
         if is_yes(outcome):
@@ -71,15 +72,17 @@ class Fetches:
     def __init__(self, offer: Offer, ways: Mapping[str, Transport], handles: Mapping[str, Handle[HasReceiver]]) -> None:
         """``ways``: the transport of each of ``handles``, by name."""
         self._manifest, self._handles = offer.manifest, handles
-        mapping = [name for name in handles if ways[name] == "shared_memory"]
-        self._together = [] if offer.manifest.is_base else mapping  # the frozen weights are kept from a yes on
         self._mapped = offer.tickets.get("shared_memory")
+        mapping = [name for name in handles if ways[name] == "shared_memory"]
+        # The frozen weights are kept from a yes on.
+        is_each_alone = offer.manifest.is_base or (isinstance(self._mapped, SharedTicket) and self._mapped.is_checked)
+        self._together = [] if is_each_alone else mapping
         alone = {name: offer.tickets[ways[name]] for name in handles if name not in self._together}
         self._polls = self._ask(alone | self._parts())
 
-    def finish(self, ballot: Ballot, limits: Limits) -> None:
-        """Raises ManifestError."""
-        polls = self._polls
+    def finish(self, ballot: Ballot, limits: Limits) -> dict[str, Vote | WorkerFailure]:
+        """The last outcome of each. Raises ManifestError."""
+        polls, last = self._polls, dict[str, Vote | WorkerFailure]()
         while polls:
             found = collect_votes(
                 polls,
@@ -92,10 +95,12 @@ class Fetches:
             for name, outcome in found.items():
                 raise_mismatch(name, outcome)
                 ballot.count(name, outcome)
+            last |= found
             left = [name for name in self._together if is_yes(found[name])]
             is_checked = len(left) == len(self._together)
             self._together = left
             polls = {} if is_checked else self._ask(self._parts())
+        return last
 
     def _parts(self) -> dict[str, Ticket]:
         if not self._together:

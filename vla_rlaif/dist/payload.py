@@ -29,18 +29,26 @@ def pack(weights: Weights, entries: Sequence[Entry], memory: Bytes, *, threads: 
     offsets = [entry.offset for entry in entries]
 
     def fill(start: int, stop: int) -> list[int]:
-        at = start
+        at = summed = start
+        sums: list[int] = []
         for i in range(bisect_right(offsets, start) - 1, len(entries)):
             entry = entries[i]
             if entry.offset >= stop:
                 break
             first, last = max(start, entry.offset), min(stop, entry.offset + entry.num_bytes)
-            if last > first:
-                memory[at:first] = 0
-                _copy(sources[i], entry, memory[first:last], first - entry.offset)
-                at = last
+            if last <= first:
+                continue
+            memory[at:first] = 0
+            _copy(sources[i], entry, memory[first:last], first - entry.offset)
+            at = last
+            inner, end = -(-first // BLOCK) * BLOCK, last // BLOCK * BLOCK
+            if entry.wire == entry.dtype and inner < end:
+                # Blocks of one array are summed where they were read: what was written may have passed by the cache.
+                sums += block_checksums(memory[summed:inner])
+                sums += block_checksums(sources[i][inner - entry.offset : end - entry.offset])
+                summed = end
         memory[at:stop] = 0
-        return block_checksums(memory[start:stop])
+        return sums + block_checksums(memory[summed:stop])
 
     def fill_part(part: slice) -> list[int]:
         starts = range(part.start, part.stop, STRIDE)

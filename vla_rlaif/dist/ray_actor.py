@@ -19,6 +19,7 @@ from vla_rlaif.dist.host import memory_id
 from vla_rlaif.envs.egl_devices import egl_device
 
 GROUPS = {"work": 1, "urgent": 1, "pulse": 2}  # threads
+STREAMED = 1 << 19  # bytes from which on a sender's copies pass by the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +98,15 @@ class WorkerActor:
         return Started(place=place, pid=os.getpid())
 
 
-def environment(*, threads: int, gpus: tuple[str, ...] | None, share: float) -> dict[str, str]:
+def environment(*, threads: int, gpus: tuple[str, ...] | None, share: float, sends: bool) -> dict[str, str]:
     """Variables that libraries read when they are loaded, and Python. XLA's and JAX's own are those of the driver.
-    With ``gpus`` None, Ray says which are seen."""
+    With ``gpus`` None, Ray says which are seen. ``sends``: it packs weights for others."""
     found = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
     found |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     found["NPROC"] = str(threads)  # XLA's threads on the CPU
     found["PYTHONPATH"] = os.pathsep.join(_own_folders())
+    if sends:
+        found["GLIBC_TUNABLES"] = _streaming(os.environ.get("GLIBC_TUNABLES", ""))
     if gpus is not None:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # Ray, nvidia-smi and EGL count in this order
@@ -114,6 +117,13 @@ def environment(*, threads: int, gpus: tuple[str, ...] | None, share: float) -> 
     if share < 1:
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 * share:.3f}"  # the rest is CUDA's own, and the driver's
     return found
+
+
+def _streaming(tunables: str) -> str:
+    """With stores that do not fetch what they overwrite, for the pieces in which weights are packed: memory is passed
+    twice and not three times. glibc of x86 reads it, others do not; a value of the user's stands."""
+    name = "glibc.cpu.x86_non_temporal_threshold"
+    return tunables if name in tunables else ":".join(filter(None, [tunables, f"{name}={STREAMED:#x}"]))
 
 
 def _own_folders() -> list[str]:

@@ -133,7 +133,7 @@ class RayCluster:
             raise WorkerLost(seat.name, "its cluster is closed")
         home = self._places.home(bundle)
         role = self._config.roles.present()[seat.role]
-        variables = environment(threads=role.num_threads, gpus=gpus, share=seat.share)
+        variables = environment(threads=role.num_threads, gpus=gpus, share=seat.share, sends=seat.role == "learner")
         log = None if self._logs is None else self._logs.absolute() / f"{seat.role}-{seat.index}.log"
         actor = self._actor.options(
             num_cpus=0,  # the placement group holds them

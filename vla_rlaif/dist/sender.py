@@ -21,7 +21,7 @@ from vla_rlaif.dist.task import Task
 from vla_rlaif.dist.tickets import ObjectTicket, Ticket
 from vla_rlaif.types import Weights
 
-Transport = Literal["shared_memory", "process_group", "object_store", "disk"]
+Transport = Literal["shared_memory", "relay", "process_group", "object_store", "disk"]
 
 
 @runtime_checkable

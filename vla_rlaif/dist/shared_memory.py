@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vla_rlaif.dist.manifest import Bytes, Manifest
-from vla_rlaif.dist.tickets import WHOLE, Desk, Share
+from vla_rlaif.dist.tickets import NOTHING, WHOLE, Desk, Share
 
 IS_SHARED, IS_THERE, IS_SWAPPED = 1 << 61, 1 << 63, 1 << 62  # https://docs.kernel.org/admin-guide/mm/pagemap.html
 
@@ -31,11 +31,31 @@ class Segment:
         return SharedTicket(pid=os.getpid(), fd=self._fd, token=self.token, others=frozenset(others))
 
 
+class Rooms:
+    """Segments that are used again from round to round."""
+
+    def __init__(self) -> None:
+        self._rooms: list[Segment] = []
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        return frozenset(room.token for room in self._rooms)
+
+    def take(self, num_bytes: int, busy: Collection[str]) -> Segment:
+        """A room that nobody uses; ``busy`` are the tokens of those in use. Others of another size are freed."""
+        self._rooms = [room for room in self._rooms if room.token in busy or len(room.memory) == num_bytes]
+        for room in self._rooms:
+            if room.token not in busy:
+                return room
+        self._rooms.append(Segment(num_bytes))
+        return self._rooms[-1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedTicket:
-    """A payload in a segment. It is not copied: who stages it holds the segment, and the sender does not write to one
+    """A payload in a segment. It is not copied: who stages it holds the segment, and its owner does not write to one
     that is held. All receivers see the same pages, so each checks a part of them; what all parts together have found
-    counts."""
+    counts. What the owner has received and checked itself is not checked again."""
 
     pid: int
     fd: int
@@ -43,22 +63,30 @@ class SharedTicket:
     others: frozenset[str]
     share: Share = WHOLE
 
+    @property
+    def is_checked(self) -> bool:
+        return self.share == NOTHING
+
     def shared(self, of: int) -> "list[SharedTicket]":
         """One for each of so many receivers, who check it together."""
-        return [replace(self, share=Share(index=index, of=of)) for index in range(of)]
+        return [replace(self, share=Share(start=index, stop=index + 1, of=of)) for index in range(of)]
 
     def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
-        for token in desk.maps.keys() - {self.token} - self.others:
-            desk.maps.pop(token, None)  # another thread, which was given up, may have done it
-        memory = desk.maps.get(self.token)
-        if memory is None or _is_written(memory):
-            desk.maps[self.token] = memory = self._map(manifest.num_bytes)
+        memory = self.view(manifest.num_bytes, desk.maps)
         desk.check.only(self.share)
         desk.check.up_to(memory, len(memory))
         return memory
 
+    def view(self, num_bytes: int, maps: dict[str, np.ndarray]) -> Bytes:
+        """Changes to it stay private, so that a policy may share its memory. ``maps``: of other rounds."""
+        for token in maps.keys() - {self.token} - self.others:
+            maps.pop(token, None)  # another thread, which was given up, may have done it
+        memory = maps.get(self.token)
+        if memory is None or _is_written(memory):
+            maps[self.token] = memory = self._map(num_bytes)
+        return memory
+
     def _map(self, num_bytes: int) -> Bytes:
-        """Changes to the view stay private, so that a policy may share its memory."""
         path = f"/proc/{self.pid}/fd/{self.fd}"
         try:
             fd = os.open(path, os.O_RDONLY)

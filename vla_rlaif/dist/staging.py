@@ -7,13 +7,16 @@ Old weights act until ``adopt``, which the worker calls between two rounds of ep
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from vla_rlaif.dist.link import Links
 from vla_rlaif.dist.manifest import Bytes, Layout, Manifest, check_manifest
 from vla_rlaif.dist.payload import num_threads, unpack
+from vla_rlaif.dist.shared_memory import Rooms, Segment, SharedTicket
 from vla_rlaif.dist.task import Task
-from vla_rlaif.dist.tickets import Check, Desk, Rooms, Ticket
+from vla_rlaif.dist.tickets import NOTHING, Check, Desk, LinkTicket, Ticket
 from vla_rlaif.types import Weights
 
 
@@ -44,7 +47,9 @@ class _Staged:
     """A payload, from its first byte here to its last use."""
 
     manifest: Manifest
-    rooms: list[Bytes] = field(default_factory=list)
+    rooms: list[Segment] = field(default_factory=list)  # the first has the payload, if it came over a link
+    lends: bool = False  # others will map it
+    lent: frozenset[str] = frozenset()  # tokens of rooms that they use already
     base: "_Staged | None" = None  # the frozen weights that complete it
     token: str = ""  # of memory of another process
     weights: Weights = field(default_factory=dict)
@@ -67,7 +72,7 @@ class Receiver:
         self._load, self._expected = load, expected
         self._threads = threads or num_threads()
         self._links, self._rooms = Links(), Rooms()
-        self._maps: dict[str, Bytes] = {}
+        self._maps: dict[str, np.ndarray] = {}
         self._lock = threading.Lock()
         self._base: _Staged | None = None  # the frozen weights
         self._acting: _Staged | None = None
@@ -93,6 +98,8 @@ class Receiver:
             self._drop_staged()
             base = None if manifest.is_base else self._base
             staged = _Staged(manifest=manifest, base=base, token=ticket.token)
+            if isinstance(ticket, LinkTicket):
+                staged.lends, staged.lent = ticket.lends, ticket.lent
             task = Task(lambda: self._fetch(staged, ticket), name=f"stage {manifest.serial}")
             self._task = staged, task
 
@@ -110,6 +117,18 @@ class Receiver:
             with self._lock:
                 self._base = staged
         return Vote(serial=serial, checksums=task.value)
+
+    def lend(self, serial: int) -> SharedTicket:
+        """What came over a link and was found right, for others of this machine. They are told of as ``lent`` for as
+        long as they use it.
+
+        Raises:
+            ValueError: it is not staged here.
+        """
+        with self._lock:
+            if self._task is None or self._task[0].manifest.serial != serial or not self._task[1].is_done:
+                raise ValueError(f"publication {serial} cannot be lent: it is not staged here.")
+            return self._loan(self._task[0])
 
     def commit(self, serial: int) -> Holding:
         """What is staged is the next to act. A second call for the same publication changes nothing.
@@ -160,15 +179,20 @@ class Receiver:
         memory = ticket.fetch(staged.manifest, Desk(check=check, room=room, links=self._links, maps=self._maps))
         if check.problem:
             raise ValueError(f"{check.problem}; they were dropped.")
+        if staged.lends:  # what the policy here writes into it must not reach the others
+            memory = self._loan(staged).view(len(memory), self._maps)
         staged.weights = unpack(staged.manifest, memory, room)
         return check.found
 
+    def _loan(self, staged: _Staged) -> SharedTicket:
+        return replace(staged.rooms[0].ticket(self._rooms.tokens), share=NOTHING)
+
     def _room(self, staged: _Staged, num_bytes: int) -> Bytes:
         with self._lock:
-            busy = {id(room) for each in self._used() for room in each.rooms}
-            room = self._rooms.take(num_bytes, busy)
+            busy = {room.token for each in self._used() for room in each.rooms}
+            room = self._rooms.take(num_bytes, busy | staged.lent)
             staged.rooms.append(room)
-            return room
+            return room.memory
 
     def _used(self) -> list[_Staged]:
         """All that may not be written over."""

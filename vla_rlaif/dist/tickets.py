@@ -1,6 +1,6 @@
 """How a receiver gets at the bytes of a payload. A ticket is plain data that travels to it and fetches them there."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -16,13 +16,15 @@ OBJECT_S = 60.0  # seconds to get an object that the sender has put
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which part of the blocks an end checks."""
+    """Which part of the blocks an end checks: from the ``start``-th to the ``stop``-th of ``of`` equal parts."""
 
-    index: int
+    start: int
+    stop: int
     of: int
 
 
-WHOLE = Share(index=0, of=1)
+WHOLE = Share(start=0, stop=1, of=1)
+NOTHING = Share(start=0, stop=0, of=1)
 
 
 class Check:
@@ -34,9 +36,9 @@ class Check:
         self._found: list[int] = []
 
     def only(self, share: Share) -> None:
-        """Others check the other blocks of the same memory."""
+        """Others check the other blocks of the same memory, or have done so."""
         num = len(self._blocks)
-        self._blocks = range(num * share.index // share.of, num * (share.index + 1) // share.of)
+        self._blocks = range(num * share.start // share.of, num * share.stop // share.of)
         self._done = self._blocks.start * BLOCK
 
     def up_to(self, memory: Bytes, num_bytes: int) -> None:
@@ -62,22 +64,6 @@ class Check:
         return f"{len(wrong)} of {len(self._blocks)} blocks, from block {wrong[0]} on, are not what was sent"
 
 
-class Rooms:
-    """Memory that is used again from round to round."""
-
-    def __init__(self) -> None:
-        self._rooms: list[Bytes] = []
-
-    def take(self, num_bytes: int, busy: Collection[int]) -> Bytes:
-        """A room that nobody uses; ``busy`` are the ids of those that are in use. Others of another size are freed."""
-        self._rooms = [room for room in self._rooms if id(room) in busy or len(room) == num_bytes]
-        for room in self._rooms:
-            if id(room) not in busy:
-                return room
-        self._rooms.append(np.empty(num_bytes, np.uint8))
-        return self._rooms[-1]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Desk:
     """What a ticket finds at the receiver."""
@@ -85,7 +71,7 @@ class Desk:
     check: Check
     room: Callable[[int], Bytes]  # memory of so many bytes that nobody uses
     links: Links
-    maps: dict[str, Bytes] = field(default_factory=dict)  # memory of others, by token; kept from round to round
+    maps: dict[str, np.ndarray] = field(default_factory=dict)  # memory of others, by token; kept from round to round
 
 
 @runtime_checkable
@@ -105,6 +91,8 @@ class LinkTicket:
     """A payload that is broadcast to all members of a link."""
 
     spec: LinkSpec
+    lends: bool = False  # others of the receiver's machine will map it
+    lent: frozenset[str] = frozenset()  # tokens of what they use already
     token: str = ""
 
     def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:

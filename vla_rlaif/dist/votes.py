@@ -45,7 +45,7 @@ def collect_votes(
                 heard[name], open_polls[name] = now, again(name)
         if until_failure and not all(is_yes(outcome) for outcome in found.values()):
             break
-    return found
+    return {name: found[name] for name in first if name in found}
 
 
 def is_yes(outcome: Vote | WorkerFailure) -> bool:

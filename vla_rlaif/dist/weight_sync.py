@@ -58,7 +58,7 @@ class GroupSync[L: HasSender, R: HasReceiver]:
         self._learners, self._receivers = learners, receivers
         self._config, self._folder = config, folder
         self._limits = Limits(bucket_bytes=config.bucket_mb << 20, bucket_s=config.timeout_s)
-        self._broadcasts = Broadcasts(config.backend, self._limits)
+        self._broadcasts = Broadcasts(config.backend, self._limits, relays=config.transport in ("auto", "relay"))
         self._lock = threading.Lock()
         self._serial = 0
         self._published: int | None = None  # serial of the newest publication that was gathered
@@ -141,7 +141,7 @@ class GroupSync[L: HasSender, R: HasReceiver]:
             averaged=averaged,
             wire=self._config.wire,
             transports=transports,
-            held=frozenset(token for tokens in self._held.values() for token in tokens),
+            held=self._held_tokens(),
             # Receivers that map it share its memory. Ranks collect it together, which must not cross an update.
             keep_frozen="shared_memory" in transports or len(self._learners.handles) > 1,
             folder=self._folder,
@@ -151,7 +151,7 @@ class GroupSync[L: HasSender, R: HasReceiver]:
         if self._config.transport != "auto":
             return self._config.transport
         here = self._learners.handles[0].place.memory
-        return "shared_memory" if here and handle.place.memory == here else "process_group"
+        return "shared_memory" if here and handle.place.memory == here else "relay"
 
     def _gather_frozen(self, order: Order, handles: Sequence[Handle[R]]) -> Offer | None:
         """The frozen weights, if a receiver lacks them."""
@@ -186,21 +186,23 @@ class GroupSync[L: HasSender, R: HasReceiver]:
         got = Ballot()
         self._deliver(offer, lacking, got)
         ballot.problems |= got.problems
-        self._bases |= {key_of(handle): offer.manifest.base for handle in lacking if handle.name in got.yes}
+        ready = [key_of(handle) for handle in lacking if handle.name in got.yes]
+        self._bases |= dict.fromkeys(ready, offer.manifest.base)
+        self._held |= {key: self._held.get(key, frozenset()) | got.lent for key in ready}
 
     def _deliver(self, offer: Offer, handles: Sequence[Handle[R]], ballot: Ballot) -> None:
         """To all of them at once, each by its transport."""
         ways: dict[Handle[R], Transport] = {handle: self._transport(handle) for handle in handles}
-        fetching = {handle.name: handle for handle, way in ways.items() if way != "process_group"}
+        told = [handle for handle, way in ways.items() if way in ("relay", "process_group")]
+        fetching = {handle.name: handle for handle in handles if handle not in told}
         fetches = Fetches(offer, {handle.name: way for handle, way in ways.items()}, fetching)
-        told = [handle for handle, way in ways.items() if way == "process_group"]
         if told:
-            self._broadcasts.run(offer.manifest, self._learners.handles[0], told, ballot)
+            self._broadcasts.run(offer.manifest, self._learners.handles[0], told, ballot, held=self._held_tokens())
         fetches.finish(ballot, self._limits)
 
     def _commit(self, offer: Offer, handles: Sequence[Handle[R]], ballot: Ballot) -> None:
         """Whoever does not answer may have done it all the same: what it would use then is taken for used."""
-        used = frozenset(ticket.token for ticket in offer.tickets.values() if ticket.token)
+        used = ballot.lent | {ticket.token for ticket in offer.tickets.values() if ticket.token}
         for handle in handles:
             self._held[key_of(handle)] = self._held.get(key_of(handle), frozenset()) | used
         asked = [handle.ask(partial(_commit, serial=offer.manifest.serial), urgent=True) for handle in handles]
@@ -216,6 +218,9 @@ class GroupSync[L: HasSender, R: HasReceiver]:
         for handle in self._receivers.handles if committed else ():
             if self._has.get(key_of(handle)) != offer.manifest.serial:
                 health.stale(handle.name, handle.incarnation)
+
+    def _held_tokens(self) -> frozenset[str]:
+        return frozenset(token for tokens in self._held.values() for token in tokens)
 
     def _new_serial(self) -> int:
         self._serial += 1
