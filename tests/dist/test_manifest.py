@@ -71,7 +71,7 @@ def test_the_sums_are_of_what_was_written(seed, wire):
     """Blocks within one array are summed where they were read; those with an end of one, where they were written."""
     rng = np.random.default_rng(seed)
     kinds = (np.float32, np.uint8, np.float64)
-    sizes = [int(rng.choice([0, 1, 63, BLOCK, rng.integers(3 * BLOCK)])) for _ in range(8)]
+    sizes = [int(rng.choice([0, 1, 63, BLOCK, int(rng.integers(3 * BLOCK))])) for _ in range(8)]
     weights = {f"{i}": rng.integers(0, 255, size).astype(kinds[i % 3]) for i, size in enumerate(sizes)}
     manifest, memory = packed(weights, wire)
     blocks = [memory[start : start + BLOCK] for start in range(0, len(memory), BLOCK)]

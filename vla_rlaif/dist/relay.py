@@ -1,5 +1,5 @@
-"""A broadcast reaches one receiver of each machine; the others there map what that one has received and checked, so that
-the bytes cross the network, and are kept, once a machine."""
+"""A broadcast reaches one receiver of each machine; the others there map what that one has received and checked. So the
+bytes cross the network, and are kept, once a machine."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -12,8 +12,7 @@ import numpy as np
 
 from vla_rlaif.dist.manifest import Bytes, Manifest
 from vla_rlaif.dist.tickets import NOTHING, WHOLE, Desk, Share
-
-IS_SHARED, IS_THERE, IS_SWAPPED = 1 << 61, 1 << 63, 1 << 62  # https://docs.kernel.org/admin-guide/mm/pagemap.html
+from vla_rlaif.dist.views import Views
 
 
 class Segment:
@@ -72,19 +71,14 @@ class SharedTicket:
         return [replace(self, share=Share(start=index, stop=index + 1, of=of)) for index in range(of)]
 
     def fetch(self, manifest: Manifest, desk: Desk) -> Bytes:
-        memory = self.view(manifest.num_bytes, desk.maps)
+        memory = self.view(manifest.num_bytes, desk.views)
         desk.check.only(self.share)
         desk.check.up_to(memory, len(memory))
         return memory
 
-    def view(self, num_bytes: int, maps: dict[str, np.ndarray]) -> Bytes:
-        """Changes to it stay private, so that a policy may share its memory. ``maps``: of other rounds."""
-        for token in maps.keys() - {self.token} - self.others:
-            maps.pop(token, None)  # another thread, which was given up, may have done it
-        memory = maps.get(self.token)
-        if memory is None or _is_written(memory):
-            maps[self.token] = memory = self._map(num_bytes)
-        return memory
+    def view(self, num_bytes: int, views: Views) -> Bytes:
+        """Changes to it stay private, so that a policy may share its memory."""
+        return views.get(self.token, self.others, lambda: self._map(num_bytes))
 
     def _map(self, num_bytes: int) -> Bytes:
         path = f"/proc/{self.pid}/fd/{self.fd}"
@@ -104,17 +98,6 @@ class SharedTicket:
             return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), np.uint8)
         finally:
             os.close(fd)
-
-
-def _is_written(view: Bytes) -> bool:
-    """Whether this process has written to a private view: those pages are its own and hold an old version, which no
-    other receiver's check would notice."""
-    first, last = view.ctypes.data // mmap.PAGESIZE, (view.ctypes.data + len(view) - 1) // mmap.PAGESIZE
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        file.seek(8 * first)
-        pages = np.frombuffer(file.read(8 * (last + 1 - first)), np.uint64)
-    assert len(pages) == last + 1 - first
-    return bool(np.any((pages & IS_SHARED == 0) & (pages & (IS_THERE | IS_SWAPPED) != 0)))
 
 
 def _label(token: str) -> str:

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from vla_rlaif.dist.link import Links
 from vla_rlaif.dist.manifest import Bytes, Layout, Manifest, check_manifest
 from vla_rlaif.dist.payload import num_threads, unpack
 from vla_rlaif.dist.shared_memory import Rooms, Segment, SharedTicket
 from vla_rlaif.dist.task import Task
 from vla_rlaif.dist.tickets import NOTHING, Check, Desk, LinkTicket, Ticket
+from vla_rlaif.dist.views import Views
 from vla_rlaif.types import Weights
 
 
@@ -58,6 +57,11 @@ class _Staged:
     def whole(self) -> Weights:
         return {**({} if self.base is None else self.base.weights), **self.weights}
 
+    @property
+    def tokens(self) -> set[str]:
+        """Of all memory that ``whole`` lies in."""
+        return {self.token, *(room.token for room in self.rooms)} | (set() if self.base is None else self.base.tokens)
+
 
 class Receiver:
     """Holds up to three copies of what is trained: those that act, those that are next, those that are being staged.
@@ -72,7 +76,7 @@ class Receiver:
         self._load, self._expected = load, expected
         self._threads = threads or num_threads()
         self._links, self._rooms = Links(), Rooms()
-        self._maps: dict[str, np.ndarray] = {}
+        self._views = Views()
         self._lock = threading.Lock()
         self._base: _Staged | None = None  # the frozen weights
         self._acting: _Staged | None = None
@@ -162,6 +166,7 @@ class Receiver:
                 return False
             new = self._loading = self._next
             self._next = None
+        self._views.give(new.tokens)
         try:
             self._load(new.whole, new.manifest.version)
         except BaseException:
@@ -169,18 +174,20 @@ class Receiver:
                 self._next, self._loading = self._next or new, None
             raise
         with self._lock:
-            self._acting, self._loading = new, None
+            old, self._acting, self._loading = self._acting, new, None
+        if old is not None:
+            self._views.take_back(old.tokens - new.tokens)
         return True
 
     def _fetch(self, staged: _Staged, ticket: Ticket) -> tuple[int, ...]:
         """The checksums of what has arrived, if they are right."""
         check = Check(staged.manifest, threads=self._threads)
         room = lambda num_bytes: self._room(staged, num_bytes)  # noqa: E731
-        memory = ticket.fetch(staged.manifest, Desk(check=check, room=room, links=self._links, maps=self._maps))
+        memory = ticket.fetch(staged.manifest, Desk(check=check, room=room, links=self._links, views=self._views))
         if check.problem:
             raise ValueError(f"{check.problem}; they were dropped.")
         if staged.lends:  # what the policy here writes into it must not reach the others
-            memory = self._loan(staged).view(len(memory), self._maps)
+            memory = self._loan(staged).view(len(memory), self._views)
         staged.weights = unpack(staged.manifest, memory, room)
         return check.found
 

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from vla_rlaif.dist.cluster import StoredValue
 from vla_rlaif.dist.link import Links, LinkSpec
 from vla_rlaif.dist.manifest import BLOCK, Bytes, Manifest
 from vla_rlaif.dist.payload import checksums
+from vla_rlaif.dist.views import Views
 
 OBJECT_S = 60.0  # seconds to get an object that the sender has put
 
@@ -71,7 +70,7 @@ class Desk:
     check: Check
     room: Callable[[int], Bytes]  # memory of so many bytes that nobody uses
     links: Links
-    maps: dict[str, np.ndarray] = field(default_factory=dict)  # memory of others, by token; kept from round to round
+    views: Views = field(default_factory=Views)  # of the memory of others
 
 
 @runtime_checkable
