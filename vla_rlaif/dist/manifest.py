@@ -13,16 +13,17 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt8, UInt64
 
 from vla_rlaif.types import Weights
 
 Wire = Literal["float32", "bfloat16"]
 Bytes = UInt8[np.ndarray, " bytes"]
+Sums = UInt64[np.ndarray, " rows"]
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
 
 ALIGN = 64  # bytes
-BLOCK = 1 << 18  # bytes under one checksum: they stay in the cache between being written and being summed
+BLOCK = 1 << 18  # bytes under one checksum
 ROW = 1 << 15  # bytes under one sum
 SHOWN = 3  # names in a message
 
@@ -135,27 +136,26 @@ def check_manifest(manifest: Manifest, *, held: Manifest | None, expected: Layou
             )
 
 
-def checksum(block: Bytes) -> int:
-    """The CRC of the sums of its rows, at the speed of memory. The length is a multiple of 64 bytes.
+def sum_rows(memory: Bytes, out: Sums) -> None:
+    """The sum of each ROW of ``memory``, which consists of whole ones, modulo 2^64."""
+    memory.view(np.uint64).reshape(-1, ROW // 8).sum(axis=1, out=out)
 
-    It notices whatever changes, is missing, repeated or exchanged, but for 8-byte words that change places in one row
-    of 32 KiB, which no transport does.
+
+def checksums_of(rows: Sums, rest: Bytes) -> tuple[int, ...]:
+    """Of every BLOCK: the CRC of the sums of its rows and of what fills none, begun with the number of its words.
+    ``rest`` follows the rows; its length is a multiple of ALIGN.
+
+    They notice whatever changes, is missing, repeated or exchanged, but for 8-byte words that change places in one row,
+    which no transport does.
     """
-    words = block.view(np.uint64)
-    width = ROW // words.itemsize
-    whole = len(words) // width * width
-    rows = words[:whole].reshape(-1, width).sum(axis=1)
-    return zlib.crc32(words[whole:].sum().tobytes(), zlib.crc32(rows.tobytes(), len(words)))
-
-
-def block_checksums(memory: Bytes) -> list[int]:
-    """Of every block of ``memory``, as ``checksum`` makes them, in one sweep."""
-    whole = len(memory) // BLOCK * BLOCK
-    num_words, num_rows = BLOCK // 8, BLOCK // ROW
-    rows = memory[:whole].view(np.uint64).reshape(-1, ROW // 8).sum(axis=1)
-    end = np.uint64(0).tobytes()  # a whole block has no words outside its rows
-    sums = [zlib.crc32(end, zlib.crc32(each, num_words)) for each in rows.reshape(-1, num_rows)]
-    return [*sums, checksum(memory[whole:])] if whole < len(memory) else sums
+    each, row_words = BLOCK // ROW, ROW // 8
+    whole, nothing = len(rows) // each * each, np.uint64(0).tobytes()
+    sums = [zlib.crc32(nothing, zlib.crc32(of, BLOCK // 8)) for of in rows[:whole].reshape(-1, each)]
+    if len(rows) > whole or len(rest):
+        num_words = (len(rows) - whole) * row_words + len(rest) // 8
+        end = rest.view(np.uint64).sum().tobytes()
+        sums.append(zlib.crc32(end, zlib.crc32(rows[whole:].tobytes(), num_words)))
+    return tuple(sums)
 
 
 def _again(manifest: Manifest) -> tuple[tuple[Entry, ...], int]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Float32, UInt16
 
-from vla_rlaif.dist.manifest import BLOCK, Bytes, Entry, Manifest, block_checksums
+from vla_rlaif.dist.manifest import BLOCK, ROW, Bytes, Entry, Manifest, Sums, checksums_of, sum_rows
 from vla_rlaif.types import Weights
 
 # Bytes that are copied, then summed while they are in the cache. With less at a time threads would wait for each other:
@@ -27,10 +27,10 @@ def pack(weights: Weights, entries: Sequence[Entry], memory: Bytes, *, threads: 
     """Write the payload into ``memory``; its checksums. Gaps between arrays become zero."""
     sources = [_flat(weights[entry.name], entry) for entry in entries]
     offsets = [entry.offset for entry in entries]
+    rows = np.empty(len(memory) // ROW, np.uint64)
 
-    def fill(start: int, stop: int) -> list[int]:
+    def fill(start: int, stop: int) -> None:
         at = summed = start
-        sums: list[int] = []
         for i in range(bisect_right(offsets, start) - 1, len(entries)):
             entry = entries[i]
             if entry.offset >= stop:
@@ -41,36 +41,47 @@ def pack(weights: Weights, entries: Sequence[Entry], memory: Bytes, *, threads: 
             memory[at:first] = 0
             _copy(sources[i], entry, memory[first:last], first - entry.offset)
             at = last
-            inner, end = -(-first // BLOCK) * BLOCK, last // BLOCK * BLOCK
+            inner, end = -(-first // ROW) * ROW, last // ROW * ROW
             if entry.wire == entry.dtype and inner < end:
-                # Blocks of one array are summed where they were read: what was written may have passed by the cache.
-                sums += block_checksums(memory[summed:inner])
-                sums += block_checksums(sources[i][inner - entry.offset : end - entry.offset])
+                # Rows of one array are summed where they were read: what was written may have passed by the cache.
+                _sum(memory[summed:inner], rows, summed)
+                _sum(sources[i][inner - entry.offset : end - entry.offset], rows, inner)
                 summed = end
         memory[at:stop] = 0
-        return sums + block_checksums(memory[summed:stop])
+        _sum(memory[summed:stop], rows, summed)
 
-    def fill_part(part: slice) -> list[int]:
-        starts = range(part.start, part.stop, STRIDE)
-        return [value for start in starts for value in fill(start, min(start + STRIDE, part.stop))]
+    def fill_part(part: slice) -> None:
+        for start in range(part.start, part.stop, STRIDE):
+            fill(start, min(start + STRIDE, part.stop))
 
-    return _each_part(fill_part, len(memory), threads=threads)
+    _in_parts(fill_part, len(memory), threads=threads)
+    return checksums_of(rows, memory[len(rows) * ROW :])
 
 
 def checksums(memory: Bytes, *, threads: int) -> tuple[int, ...]:
-    return _each_part(lambda part: block_checksums(memory[part]), len(memory), threads=threads)
+    rows = np.empty(len(memory) // ROW, np.uint64)
+    _in_parts(lambda part: _sum(memory[part], rows, part.start), len(memory), threads=threads)
+    return checksums_of(rows, memory[len(rows) * ROW :])
 
 
-def _each_part(work: Callable[[slice], list[int]], num_bytes: int, *, threads: int) -> tuple[int, ...]:
-    """The results of ``work`` on parts of whole blocks, in order. NumPy lets threads run side by side; there are more
-    parts than threads, so that one that is held up leaves its rest to the others."""
+def _sum(memory: Bytes, rows: Sums, start: int) -> None:
+    """The whole rows of ``memory``, which begins at byte ``start`` of what has all the ``rows``."""
+    if num := len(memory) // ROW:
+        first = start // ROW
+        sum_rows(memory[: num * ROW], rows[first : first + num])
+
+
+def _in_parts(work: Callable[[slice], None], num_bytes: int, *, threads: int) -> None:
+    """``work`` on parts of whole blocks. NumPy lets threads run side by side; there are more parts than threads, so
+    that one that is held up leaves its rest to the others."""
     num_blocks = -(-num_bytes // BLOCK)
     if threads == 1 or num_blocks < FEW * threads:
-        return tuple(work(slice(0, num_bytes)))
+        work(slice(0, num_bytes))
+        return
     size = -(-num_blocks // (PARTS * threads)) * BLOCK
     parts = [slice(start, min(start + size, num_bytes)) for start in range(0, num_bytes, size)]
     with ThreadPoolExecutor(threads) as pool:
-        return tuple(value for values in pool.map(work, parts) for value in values)
+        list(pool.map(work, parts))
 
 
 def unpack(manifest: Manifest, memory: Bytes, room: Callable[[int], Bytes]) -> dict[str, np.ndarray]:
