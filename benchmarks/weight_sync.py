@@ -6,14 +6,16 @@
 
 Everything is measured from the learner's arrays on the host until both workers have committed: manifest, packing,
 checksums on both sides, staging and votes included. It is compared with one memcpy of the same bytes by one thread,
-with the bare collective (gloo, one operation, no checks) and with the bare object store (put, get, copy; no checks).
+with the bare collective (gloo, one operation, no checks) and with the bare object store (put, get, copy; no checks),
+in turns with ours: with a learner as it is started here, whose copies pass by the cache, and with plain processes.
 Medians and bests; the first rounds, in which memory is taken from the system, are left out.
 """
 
+import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,35 +57,43 @@ def one_size(options: Options, millions: float, *, apart: bool) -> dict[str, Any
     """Each transport has fresh workers: the memory of all together might not fit."""
     found: dict[str, Any] = {"millions": millions}
     flat_mb = -(-round(millions * 4e6 * 1.1) >> 20)
+    ours = "relay" if apart else "shared_memory"
     rows: dict[str, Callable[[Bench], Any]] = {
-        "shared_memory": lambda bench: bench.transport("shared_memory", copying=True),
+        "turns_plain": lambda bench: bench.turns(ours),  # first: what Ray's store has used once stays in memory
+        "turns": lambda bench: bench.turns(ours),
+        ours: lambda bench: bench.transport(ours, copying=not apart),
         "process_group": lambda bench: bench.transport("process_group"),
-        "relay": lambda bench: bench.transport("relay"),
         "process_group_flat": lambda bench: bench.transport("process_group", bucket_mb=flat_mb),
         "object_store": lambda bench: bench.transport("object_store"),
     }
-    del rows["shared_memory" if apart else "relay"]
     for name, measure in rows.items():
-        bench = make_bench(options, millions, apart=apart)
+        with plain_processes() if name.endswith("plain") else contextlib.nullcontext():
+            bench = make_bench(options, millions, apart=apart)
         try:
             found[name] = measure(bench)
             say(f"{millions:g} M {name}", found[name])
             if name == "process_group":
-                found["memcpy_s"], found["streamed_memcpy_s"] = bench.memcpy()
                 bench.make_room()
-                found["bare_gloo_flat"] = bench.collective(bench.num_bytes)
-                found["bare_gloo_buckets"] = bench.collective(options.bucket_mb << 20)
-                say(f"{millions:g} M bare", {k: v for k, v in found.items() if k.startswith("bare") or "memcpy" in k})
-            if name == "object_store":
+                found["bare_gloo_flat"] = bench.bare(bench.collective(bench.num_bytes))
+                say(f"{millions:g} M bare", {"bare_gloo_flat": found["bare_gloo_flat"]})
+            if name == "object_store" and millions <= options.torch_up_to:
                 bench.make_room()
-                found["bare_ray_numpy"] = bench.object_store(as_torch=False)
-                if millions <= options.torch_up_to:
-                    found["bare_ray_torch"] = bench.object_store(as_torch=True)
-                say(f"{millions:g} M bare", {k: v for k, v in found.items() if k.startswith("bare_ray")})
+                found["bare_ray_torch"] = bench.bare(bench.object_store(as_torch=True), 2)
+                say(f"{millions:g} M bare", {"bare_ray_torch": found["bare_ray_torch"]})
             found["num_bytes"] = bench.num_bytes
         finally:
             bench.close()
     return found
+
+
+@contextlib.contextmanager
+def plain_processes() -> Iterator[None]:
+    """Learners that start in it have glibc's own settings: it takes no notice of a value below its least."""
+    os.environ["GLIBC_TUNABLES"] = "glibc.cpu.x86_non_temporal_threshold=0"
+    try:
+        yield
+    finally:
+        del os.environ["GLIBC_TUNABLES"]
 
 
 def dead_receivers(options: Options, *, apart: bool) -> dict[str, Any]:
@@ -98,26 +108,9 @@ def dead_receivers(options: Options, *, apart: bool) -> dict[str, Any]:
     return found
 
 
-def goals(row: dict[str, Any], *, apart: bool) -> dict[str, float]:
-    """What docs/weight_sync.md promises, as ratios."""
-    store = min(row[name]["total_s"] for name in ("object_store", "bare_ray_numpy"))
-    if apart:
-        best, raw = row["relay"]["total_s"], min(row[f"bare_gloo_{way}"]["total_s"] for way in ("flat", "buckets"))
-        return {"object_store / ours": store / best, "bare collective / ours": raw / best}
-    ours = row["shared_memory"]["total_s"]
-    return {
-        "ours / memcpy": ours / row["memcpy_s"],
-        "ours / streamed memcpy": ours / row["streamed_memcpy_s"],
-        "object_store / ours": store / ours,
-    }
-
-
 def measure(options: Options, *, apart: bool) -> dict[str, Any]:
     timed = "host" in options.parts or apart
     sizes = [one_size(options, millions, apart=apart) for millions in options.millions if timed]
-    for row in sizes:
-        row["goals"] = goals(row, apart=apart)
-        say(f"{row['millions']:g} M", row["goals"])
     return {"sizes": sizes} | ({"dead": dead_receivers(options, apart=apart)} if "dead" in options.parts else {})
 
 

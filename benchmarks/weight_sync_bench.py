@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import weight_sync_ends as ends
 
 from vla_rlaif.cluster_config import RayClusterConfig, SyncConfig
@@ -21,6 +22,12 @@ from vla_rlaif.dist.weight_sync import GroupSync
 
 WARM = 3  # rounds left out: as many as there are buffers
 LONG_S = 600.0
+
+
+def seconds_of(work: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
 
 
 class Bench:
@@ -79,26 +86,43 @@ class Bench:
         ]
         return table
 
-    def memcpy(self) -> tuple[float, float]:
-        """As processes are started, and with the learner's stores, which pass by the cache."""
-        copy = partial(ends.memcpy, num_bytes=self.num_bytes, repeats=2 * self.repeats)
-        usual = answers([self.actors.rank0(copy)], LONG_S, "copying")[0]
-        return usual, answers([self.learner.rank0(copy)], LONG_S, "copying")[0]
+    def turns(self, transport: str) -> dict[str, float]:
+        """Ours, the bare operations and a memcpy of this process in turns, so that other load meets them all. Medians,
+        and medians of the ratios of neighbours: how often as long as ours each takes."""
+        sync = self.sync(transport)
+        for _ in range(WARM):
+            self.publish(sync)
+        self.make_room()
+        collective, store = self.collective(self.bucket_mb << 20), self.object_store(as_torch=False)
+        memory = np.ones((2, self.num_bytes // 2), np.uint8)
+
+        def memcpy() -> None:
+            """As many bytes, one half onto the other and back: there may be no room for both."""
+            memory[0] = memory[1]
+            memory[1] = memory[0]
+
+        bare = {"memcpy": memcpy, "bare_ray": store, "bare_gloo": collective}
+        times: dict[str, list[float]] = {name: [] for name in ("ours", *bare)}
+        for number in range(1 + self.repeats):
+            now = {"ours": self.publish(sync)["total"]} | {name: seconds_of(work) for name, work in bare.items()}
+            for name, seconds in now.items() if number else ():  # the first of each makes its room
+                times[name].append(seconds)
+        found = {f"{name}_s": statistics.median(each) for name, each in times.items()}
+        for name in bare:
+            ratios = [other / ours for other, ours in zip(times[name], times["ours"], strict=True)]
+            found[f"{name} / ours"] = statistics.median(ratios)
+        return found
 
     def bare(self, work: Callable[[], None], repeats: int | None = None) -> dict[str, float]:
         work()
-        times = []
-        for _ in range(repeats or self.repeats):
-            begun = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - begun)
+        times = [seconds_of(work) for _ in range(repeats or self.repeats)]
         return {"total_s": statistics.median(times), "best_s": min(times)}
 
     def make_room(self) -> None:
         work = partial(ends.make_room, num_bytes=self.num_bytes)
         answers([*self.learner.all(work), *self.actors.all(work)], LONG_S, "making room")
 
-    def collective(self, bucket_bytes: int) -> dict[str, float]:
+    def collective(self, bucket_bytes: int) -> Callable[[], None]:
         """Bare gloo: nothing but the operations."""
         [port] = answers([self.learner.rank0(open_store)], LONG_S, "opening a store")
         members = [self.learner.handles[0], *self.actors.handles]
@@ -122,14 +146,16 @@ class Bench:
             asked = [m.ask(partial(ends.broadcast, spec=s)) for m, s in zip(members, specs, strict=True)]
             answers(asked, LONG_S, "broadcasting")
 
-        return self.bare(once)
+        return once
 
-    def object_store(self, *, as_torch: bool) -> dict[str, float]:
+    def object_store(self, *, as_torch: bool) -> Callable[[], None]:
+        """Bare `ray.put`, and get, and a copy."""
+
         def once() -> None:
             [ref] = answers([self.learner.rank0(partial(ends.put, as_torch=as_torch))], LONG_S, "putting")
             answers(self.actors.all(partial(ends.take, ref=ref)), LONG_S, "taking")
 
-        return self.bare(once, 2 if as_torch else None)
+        return once
 
     def dead(self, transport: str) -> dict[str, Any]:
         """One worker is killed -9 in the middle of a transfer: seconds from its death."""

@@ -3,7 +3,6 @@ with."""
 
 import os
 import signal
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -83,17 +82,6 @@ def adopt(actor: ActorEnd) -> tuple[float, int, float]:
 
 def copy_from_now_on(actor: ActorEnd) -> None:
     actor.copies = {name: np.array(value) for name, value in actor.weights.items()}
-
-
-def memcpy(worker: LearnerEnd | ActorEnd, *, num_bytes: int, repeats: int) -> float:
-    """Median seconds to copy as much once, by one thread, into memory that is in use already."""
-    del worker
-    source, target, times = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8), []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        np.copyto(target, source)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
 
 
 def make_room(worker: LearnerEnd | ActorEnd, *, num_bytes: int) -> None:
