@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from dist.pool_work import learned
+from clusters.pool_work import learned
 from synthetic import StateEncoder, make_episodes, make_pair_data
 
 from vla_rlaif.build import build_env, build_parts, build_policy

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dist.pool_work import learned
+from clusters.pool_work import learned
 from scipy import stats
 from synthetic import make_episodes, make_pair_data
 

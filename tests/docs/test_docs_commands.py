@@ -18,7 +18,7 @@ from vla_rlaif.pool.verbs import VERBS as POOL_VERBS
 
 # Other people's programs: whether they take these words is theirs to say, and they are not here or need a network.
 FOREIGN = {
-    "ray start": "starts a cluster that outlives the test; tests/dist starts Ray in its own way",
+    "ray start": "starts a cluster that outlives the test; tests/clusters starts Ray in its own way",
     "hf download": "downloads gigabytes",
     "python -m vllm": "vLLM is in an environment of its own (`make test-vllm`)",
     "python -m pip install": "changes the environment that runs the test; the extras are checked",
