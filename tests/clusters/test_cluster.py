@@ -133,7 +133,7 @@ def test_urgent_work_is_done_beside_ordinary_work_and_deadlines_are_kept(handle:
     begun = time.monotonic()
     with pytest.raises(WorkerLate, match=r"rollout/0 did not finish sleeping within 0\.2 s"):
         answers([slow], 0.2, "sleeping")
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 1.9
     assert one(handle.ask(Counter.incarnation, urgent=True)) == 0
     assert not slow.done()
     one(slow)
@@ -166,7 +166,7 @@ def test_death_hang_and_return(group: WorkerGroup[Counter]) -> None:
     begun = time.monotonic()
     found = outcomes(open_answers, ANSWER_S, "waiting")
     assert all(isinstance(each, WorkerLost) for each in found)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < ANSWER_S / 2
     assert group.health.health("rollout/1") is Health.DEAD
     assert group.health.membership_epoch == epoch + 1
     [late] = outcomes([second.ask(Counter.incarnation)], 1.0, "asking the dead")

@@ -50,7 +50,7 @@ class Fragile:
 
     def step(self, action: np.ndarray) -> Transition:
         if action[0, 0, 0] == 0.5:
-            time.sleep(0.6)
+            time.sleep(5.0)
         if action[0, 0, 0] == 0.75:
             raise ArithmeticError("the env is broken")
         return self._env.step(action)
@@ -70,7 +70,7 @@ def cluster() -> Iterator[ThreadCluster]:
 
 
 def start(cluster: ThreadCluster, make: Callable[[WorkerContext], EnvWorker] = fragile_worker) -> RemoteVectorEnv:
-    return RemoteVectorEnv(cluster.start("env", make, 2), timeout_s=0.3)
+    return RemoteVectorEnv(cluster.start("env", make, 2), timeout_s=2.0)
 
 
 def same(a: Transition, b: Transition, rows: Any = slice(None)) -> None:
@@ -109,7 +109,7 @@ def test_a_fault_costs_the_members_of_one_worker_their_episode(
     action[3, 0, 0] = first
     begun = time.monotonic()
     now, expected = env.step(action), local.step(action)
-    assert time.monotonic() - begun < 0.55  # nobody waits for it
+    assert time.monotonic() - begun < 4.5  # nobody waits for it
     assert now.valid.tolist() == [True, True, True, False, False] == (~now.done).tolist()
     assert now.executed.tolist() == [1, 1, 1, 0, 0] and not now.truth[3:].any()
     same(now, expected, slice(0, 3))

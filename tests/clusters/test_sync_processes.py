@@ -145,7 +145,7 @@ def test_kill_9(ends, transport, when, who):
     version = stepped(learners)
     begun = time.monotonic()
     result = sync.publish()
-    assert time.monotonic() - begun < 5  # benchmarks/weight_sync.py measures it on an idle machine
+    assert time.monotonic() - begun < 15  # benchmarks/weight_sync.py measures it on an idle machine
     assert (result.ok, result.stale, result.version) == (True, (name,), version)
     assert f"{name} is lost" in result.problems[0]
     assert actors.health.health(name) is Health.DEAD

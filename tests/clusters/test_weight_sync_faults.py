@@ -171,7 +171,7 @@ def test_a_dead_receiver_does_not_keep_the_others(cluster, tmp_path, transport):
     actors.handles[1].kill()
     begun = time.monotonic()
     result = sync.publish()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15  # the deadline of a bucket is 20
     assert (result.ok, result.stale, result.version) == (True, ("rollout/1",), 1)
     assert "dead" in result.problems[0]
     for i in (0, 2):
