@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import pytest
 import yaml
+from compilation import little_optimised
 
 from vla_rlaif.checkpoint import load_policy, save_policy
 from vla_rlaif.cli import VERBS, main
@@ -89,9 +89,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
     """Nothing here runs long enough to repay optimised code."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with little_optimised():
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-import jax
 import numpy as np
 import pytest
+from compilation import little_optimised
 from stem_policy import E, S, StemPolicy, X, observations
 
 from vla_rlaif.devices import CompileCounter
@@ -22,10 +22,8 @@ def fit(policy: StemPolicy | None = None, **config):
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
-    """Compiling is what these tests spend their time on, so XLA does little of it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with little_optimised():
+        yield
 
 
 @pytest.fixture(scope="module")

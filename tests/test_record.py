@@ -2,9 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
+from compilation import little_optimised
 from test_cli import POINT, TABLETOP
 from test_dataset import assert_same
 
@@ -65,11 +65,8 @@ def test_octo_learns_from_a_lerobot_dataset(tabletop, tmp_path):
     """That it learns the same as from npz follows from the test above."""
     config, _, lerobot = tabletop
     said = []
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
+    with little_optimised():
         offline.imitate(config, lerobot, tmp_path / "policy", said.append)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
     assert any("imitate step 2: loss" in line for line in said)
     metadata, _ = load_policy(tmp_path / "policy")
     assert metadata["spec"]["cameras"] == ["primary", "wrist"]

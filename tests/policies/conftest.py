@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 import pytest
+from compilation import little_optimised
 from tiny import make_config, make_spec
 
 from vla_rlaif.policies.octo.construct import from_scratch
@@ -13,10 +13,8 @@ from vla_rlaif.policies.octo.policy import OctoPolicy
 
 @pytest.fixture(autouse=True, scope="package")
 def quick_compilation() -> Iterator[None]:
-    """Compiling is what these tests spend their time on, so XLA does little of it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with little_optimised():
+        yield
 
 
 @pytest.fixture(scope="session")
