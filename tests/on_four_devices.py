@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+from compilation import little_optimised
 from stem_policy import E, S, StemPolicy, make_batch, observations
 
 from vla_rlaif.config import LearnerConfig
@@ -27,10 +28,8 @@ def updates(learner: JaxLearner, seeds: range) -> list[dict[str, float]]:
 
 @pytest.fixture
 def quick_compilation() -> Iterator[None]:
-    """Compiling is what these tests spend their time on, so XLA does little of it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with little_optimised():
+        yield
 
 
 def assert_close(got, wanted):

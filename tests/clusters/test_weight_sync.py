@@ -141,13 +141,13 @@ def make_expecting(context: WorkerContext, *, shapes) -> Actor:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("shapes", [{"head/bias": ("float32", (499,))}, {"head/more": ("float32", (1,))}])
-def test_another_model_is_an_error_at_once(cluster, tmp_path, transport, shapes):
+def test_another_model_is_an_error_within_a_second(cluster, tmp_path, transport, shapes):
     make = partial(make_expecting, shapes=shapes)
     sync, _, actors = a_sync(cluster, transport, tmp_path, receivers=2, make=make)
     begun = time.monotonic()
     with pytest.raises(ManifestError, match=r"rollout/0: .*Both ends must have the same policy section"):
         sync.publish()
-    assert time.monotonic() - begun < 5  # a tenth of a second on an idle machine; the first deadline is after ten
+    assert time.monotonic() - begun < 1
     assert [version for version, _ in looked_at(actors)] == [-1, -1]
     assert actors.health.having(Health.HEALTHY) == actors.health.having(*Health)  # nobody is to blame
 

@@ -11,8 +11,9 @@ from vla_rlaif.policies.octo.construct import from_scratch
 from vla_rlaif.policies.octo.policy import OctoPolicy
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def quick_compilation() -> Iterator[None]:
+    """Of every module: without an ``__init__.py`` the scope "package" lasts until pytest ends, for all other tests."""
     with little_optimised():
         yield
 
