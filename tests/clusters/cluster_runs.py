@@ -1,9 +1,5 @@
 """Small runs for the tests of what spreads a run over workers: the same config here and on a cluster."""
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -50,18 +46,6 @@ def config_of(folder: Path, **sections: Any) -> RunConfig:
 def run_here(folder: Path, **sections: Any) -> list[dict[str, Any]]:
     config = config_of(folder, **sections)
     LocalStage(config, folder, build_env(config.env), print).train(resume=False)
-    return read_metrics(folder / "metrics.jsonl")
-
-
-def run_apart(folder: Path, **sections: Any) -> list[dict[str, Any]]:
-    """As ``run_here`` in a new process, as users have it: other tests leave code in this one that XLA has compiled in
-    another way."""
-    code = "import json, sys; from pathlib import Path; from cluster_runs import run_here; "
-    code += "run_here(Path(sys.argv[1]), **json.loads(sys.argv[2]))"
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", code, str(folder), json.dumps(sections)]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=300)
     return read_metrics(folder / "metrics.jsonl")
 
 

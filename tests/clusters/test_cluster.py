@@ -256,14 +256,20 @@ def test_what_others_hold_is_not_waited_for_for_ever() -> None:
     from vla_rlaif.dist.ray_cluster import RayCluster
 
     small = {"cpus": 0.5}
+
+    def reserved() -> set[str]:  # what nodes say of their free CPUs comes late
+        table = ray.util.placement_group_table()
+        return {name for name, group in table.items() if group["state"] != "REMOVED"}
+
     first = RayCluster(ray_config(learner={"cpus": 2.5}, rollout=small, reward=small))
-    free = ray.available_resources()["CPU"]
+    before = reserved()
     second = ray_config(learner={"cpus": 7}, rollout=small, reward=small)
     late = second.model_copy(update={"faults": second.faults.model_copy(update={"start_timeout_s": 1.0})})
     with pytest.raises(ValueError, match=r"learner/0 wants 0 GPUs and 7 CPUs of .* within 1 s: others use them"):
         RayCluster(late)
-    assert within(10.0, lambda: ray.available_resources()["CPU"] == free)  # it has given back what it got
+    assert within(ANSWER_S, lambda: reserved() <= before)  # it has given back what it got
     first.close()
+    assert within(ANSWER_S, lambda: len(reserved()) < len(before))
 
 
 def test_rows_are_split_in_order_and_in_whole_units() -> None:

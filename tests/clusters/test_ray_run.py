@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cluster_runs import BASE, LEARNED, after_steps, comparable, run_apart, run_on
+from cluster_runs import BASE, LEARNED, after_steps, comparable, run_here, run_on
 from ray_session import START_S, start
 
 from vla_rlaif.cluster_config import RayClusterConfig
@@ -45,7 +45,7 @@ def kill(role: str, workers: Any, *, index: int = 0) -> None:
 
 def test_the_numbers_are_those_of_one_process_though_the_judge_is_killed(tmp_path, ray):
     """At staleness 0: rewards, losses and all other numbers to the bit; kill -9 of the reward worker changes none."""
-    plain = run_apart(tmp_path / "here")
+    plain = run_here(tmp_path / "here")
     section = on_ray(learner={}, rollout={"workers": 2}, reward={}, reference={})
     strike = partial(after_steps, num=1, strike=partial(kill, "judges"))
     lines = run_on(ray(section), tmp_path / "there", cluster=section, meanwhile=strike)
@@ -59,7 +59,7 @@ def test_a_learner_of_two_ranks_learns_what_one_does_though_a_rank_is_killed(tmp
     first with it; both begin again where the newest checkpoint was written, and so does everybody else."""
     torch: dict[str, Any] = {"policy": {"type": "gaussian", "backend": "torch"}, "reward": {"type": "pixel_distance"}}
     torch |= {"loop": {**BASE["loop"], "steps": 3, "checkpoint_every": 1}}
-    plain, said = run_apart(tmp_path / "here", **torch), list[str]()
+    plain, said = run_here(tmp_path / "here", **torch), list[str]()
     section = on_ray(learner={"workers": 2}, rollout={}, reward={})
     strike = partial(after_steps, num=1, strike=partial(kill, "learners", index=1))
     lines = run_on(ray(section), tmp_path / "there", cluster=section, meanwhile=strike, say=said.append, **torch)
@@ -85,7 +85,7 @@ COMPOSITE = {
 def test_a_composite_with_a_learned_term_is_that_of_one_process(tmp_path, ray):
     """Two workers score the terms, one of them fits; the run sums them, watches each, and writes the reward's card."""
     loop = {**BASE["loop"], "steps": 2, "validate_every": 1}
-    run_apart(tmp_path / "here", reward=COMPOSITE, loop=loop)
+    run_here(tmp_path / "here", reward=COMPOSITE, loop=loop)
     section = on_ray(learner={}, rollout={}, reward={"workers": 2})
     run_on(ray(section), tmp_path / "there", cluster=section, reward=COMPOSITE, loop=loop)
     plain, lines = (comparable(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("here", "there"))
