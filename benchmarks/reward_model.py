@@ -20,7 +20,8 @@ import numpy as np
 import tyro
 from reward_clips import GROUP_SIZE, play_mixture
 
-from vla_rlaif.build import build_env, build_preference_reward
+from vla_rlaif.build import build_env
+from vla_rlaif.build_reward import build_preference_reward
 from vla_rlaif.config import parse_config
 from vla_rlaif.dataset import append_episodes
 from vla_rlaif.envs.tabletop import Tabletop

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rlaif.envs import gl_missing
+from vla_rlaif.envs.gl_missing import explained
 from vla_rlaif.envs.shared_arrays import SharedArrays
 from vla_rlaif.envs.single import Reading, RestorableEnv, SingleEnv, TeachingEnv
 
@@ -180,15 +180,12 @@ def main(connection: Connection, arrays_fd: int, hello: dict[str, Any]) -> None:
     """Serve until told to stop. What goes wrong before the first request is an answer: {"mistake"} for a ValueError,
     which a user can fix, and {"crash"} for all else."""
     try:
-        worker = Worker(connection, arrays_fd, hello)
+        with explained():
+            worker = Worker(connection, arrays_fd, hello)
     except ValueError as error:
         connection.send_bytes(json.dumps({"mistake": str(error)}).encode())
-    except Exception as error:  # of a suite, while it was imported or built
-        if gl_missing.is_cause_of(error):  # mujoco loads what MUJOCO_GL names as soon as it is imported
-            answer = {"mistake": gl_missing.how_to_get_it(os.environ["MUJOCO_GL"], error)}
-        else:
-            answer = {"crash": traceback.format_exc()}
-        connection.send_bytes(json.dumps(answer).encode())
+    except Exception:  # of a suite, while it was imported or built
+        connection.send_bytes(json.dumps({"crash": traceback.format_exc()}).encode())
     else:
         worker.serve()
     os._exit(0)  # exit handlers of graphics libraries print, and may hang

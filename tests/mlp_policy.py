@@ -16,7 +16,7 @@ from vla_rlaif.learning import Anchor
 from vla_rlaif.torch_weights import load_strictly
 from vla_rlaif.types import Batch, Decision, EnvSpec, Observation, Weights
 
-X, WIDTH, E, S = 5, 8, 3, 2
+X, WIDTH, E, S = 8, 8, 3, 2  # with 5 numbers of an input, rows are rounded by their place in a batch (MKL on AMD)
 Inputs = Mapping[str, torch.Tensor]
 
 

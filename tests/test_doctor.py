@@ -42,7 +42,8 @@ def no_opengl(monkeypatch, tmp_path):
     """New Python processes do not find OpenGL."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_OPENGL)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
+    for name in ("PYOPENGL_PLATFORM", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -72,6 +73,15 @@ def test_the_other_renderer_works_on_that_machine(enough, no_opengl):
     with pytest.raises(SystemExit) as exit:
         main(["doctor", "--renderer", "ray"])
     assert exit.value.code == 0
+
+
+@pytest.mark.parametrize("renderer", ["egl", "ray"])
+def test_opengl_that_a_variable_asks_for_is_named_too(enough, no_opengl, monkeypatch, renderer):
+    """MuJoCo loads it when it is imported."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    for found in (doctor_probes.rendering(renderer), suite("tabletop", renderer)):
+        assert not found.passed
+        assert "apt install libegl1 libgl1" in found.found and "if MUJOCO_GL is not set" in found.found
 
 
 @pytest.mark.parametrize(("limit", "name"), [("MEMORY_GB", "memory"), ("DISK_GB", "disk")])

@@ -51,7 +51,7 @@ def test_it_learns_and_leaves_the_policy_alone():
     )
     assert [step for step, _ in losses] == [50, 100, 120]
     assert losses[-1][1] < 0.3 * losses[0][1]
-    assert sizes == [(5 * 8 + 8 + 8 * 8 + 8 + 8 + 8 + 8 * 6 + 6, 2 + 3 * 2 + 3)]
+    assert sizes == [(X * 8 + 8 + 8 * 8 + 8 + 8 + 8 + 8 * 6 + 6, 2 + 3 * 2 + 3)]
     assert not changed(to_arrays(named_tensors(policy.module)), start())
     assert changed(fitted, start()) == policy.imitable
     policy.load(fitted, 0)

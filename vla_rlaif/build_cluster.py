@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vla_rlaif.build import build_preferences, compose
+from vla_rlaif.build import build_preferences
 from vla_rlaif.build_algorithm import build_credit
 from vla_rlaif.build_labeller import build_auditor, check_judge
+from vla_rlaif.build_reward import compose
 from vla_rlaif.build_workers import (
     Places,
     make_learner_worker,

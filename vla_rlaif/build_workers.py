@@ -12,10 +12,10 @@ from vla_rlaif.build import (
     build_anchor,
     build_env,
     build_learner,
-    build_scorer,
     lerobot_export,
 )
 from vla_rlaif.build_algorithm import build_algorithm
+from vla_rlaif.build_reward import build_scorer
 from vla_rlaif.cluster_config import RayClusterConfig
 from vla_rlaif.config import RunConfig
 from vla_rlaif.dist.cluster import WorkerContext

@@ -43,6 +43,13 @@ ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=Fal
 print("a task ran on", ray.get(ray.remote(lambda: ray.__version__).remote()))
 ray.shutdown()
 """
+RENDERING = """
+import sys
+from vla_rlaif.envs.gl_missing import explained
+with explained():
+    from vla_rlaif.envs.tabletop.render import check
+check(sys.argv[1])
+"""
 STEP = """
 import sys, numpy as np
 from vla_rlaif.build import build_env
@@ -101,8 +108,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def rendering(renderer: str, timeout_s: float = 60.0) -> Finding:
-    code = f"from vla_rlaif.envs.tabletop.render import check; check({renderer!r})"
-    return attempt(code, timeout_s=timeout_s, remedy="", late=NO_GL.format(timeout_s))
+    return attempt(RENDERING, renderer, timeout_s=timeout_s, remedy="", late=NO_GL.format(timeout_s))
 
 
 def devices(backend: str) -> Finding:

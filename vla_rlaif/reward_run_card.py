@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rlaif.build import fittable
+from vla_rlaif.build_reward import fittable
 from vla_rlaif.config import RunConfig
 from vla_rlaif.inspect.recorded import RecordedSource
 from vla_rlaif.parts import Parts

@@ -16,8 +16,9 @@ from jaxtyping import Float, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vla_rlaif.build import build_env, build_preference_reward, load_folder
+from vla_rlaif.build import build_env, load_folder
 from vla_rlaif.build_clips import clips_of_folder
+from vla_rlaif.build_reward import build_preference_reward
 from vla_rlaif.checkpoint import write_whole
 from vla_rlaif.config import RunConfig
 from vla_rlaif.offline import learned_settings

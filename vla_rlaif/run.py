@@ -21,8 +21,9 @@ import yaml
 
 from vla_rlaif.algorithm_checks import cautions
 from vla_rlaif.algorithm_config import PPOConfig
-from vla_rlaif.build import build_env, build_parts, check_reward
+from vla_rlaif.build import build_env, build_parts
 from vla_rlaif.build_labeller import check_judge
+from vla_rlaif.build_reward import check_reward
 from vla_rlaif.checkpoint import RunCheckpoints, load_policy, write_whole
 from vla_rlaif.cluster_config import LocalClusterConfig
 from vla_rlaif.config import RunConfig

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt32
 
-from vla_rlaif.build import build_env, build_policy, build_reward, load_folder
+from vla_rlaif.build import build_env, build_policy, load_folder
+from vla_rlaif.build_reward import build_reward
 from vla_rlaif.composite import CompositeReward
 from vla_rlaif.config import RunConfig
 from vla_rlaif.evaluate import play_all
