@@ -1,5 +1,6 @@
 """The env of faults.py: a point that is to reach a goal. A Gymnasium environment, so that it lives in env workers."""
 
+import time
 from typing import Any
 
 import gymnasium
@@ -13,9 +14,11 @@ BROKEN = "the reward divides by a distance of 0"
 
 
 class Reach(gymnasium.Env):
-    """Positions are in units of the square [-1, 1]^2; a unit action moves the point 0.25."""
+    """Positions are in units of the square [-1, 1]^2; a unit action moves the point 0.25. ``pause_s`` a step makes it
+    as slow as an env with physics."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self._pause_s = pause_s
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.observation_space = spaces.Dict(
             {
@@ -31,6 +34,7 @@ class Reach(gymnasium.Env):
         return self._obs(), {"progress": 0.0, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._pause_s)
         self._at = self._at + STRIDE * action
         progress, success = 1 - self._distance() / self._first, self._distance() < RADIUS
         return self._obs(), 0.0, False, False, {"progress": max(progress, -1.0), "success": bool(success)}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NUM_ENVS, GROUP, STEPS, TEST_EPISODES = 64, 8, 10, 256
+NUM_ENVS, GROUP, DECISIONS, STEPS, TEST_EPISODES = 64, 8, 6, 10, 256
 LATE_S = 15.0  # deadlines of the job: for a round, a score or an update
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -15,7 +15,9 @@ ENVIRONMENT = {
 }
 
 
-def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None, ranks: int = 1) -> dict[str, Any]:
+def job(
+    seed: int, address: str, *, pause_s: float, reward: Mapping[str, Any] | None = None, ranks: int = 1
+) -> dict[str, Any]:
     learned = {
         "type": "preference",
         "budget": 120,
@@ -31,6 +33,7 @@ def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None, ran
         "env": {
             "type": "gymnasium",
             "factory": "fault_env:Reach",
+            "options": {"pause_s": pause_s},
             "cameras": {"top": "top"},
             "state": ["position"],
             "success": "success",
@@ -40,7 +43,7 @@ def job(seed: int, address: str, *, reward: Mapping[str, Any] | None = None, ran
             "workers": 1,
             "image_size": 16,
             "chunk": 1,
-            "max_steps": 6,
+            "max_steps": DECISIONS,
             "timeout_s": LATE_S / 3,
         },
         "policy": {"type": "gaussian", "backend": "torch"},

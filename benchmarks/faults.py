@@ -26,7 +26,7 @@ from typing import Any
 import tyro
 import yaml
 from fault_env import BROKEN
-from fault_job import NUM_ENVS, STEPS, TEST_EPISODES, Machine, job
+from fault_job import DECISIONS, GROUP, NUM_ENVS, STEPS, TEST_EPISODES, Machine, job
 
 from vla_rlaif.metrics import read_metrics, wilson
 
@@ -43,6 +43,7 @@ class Kind:
     is_exact: bool = False
     resumes: bool = False  # the run is gone, and is started again with --resume
     fails: bool = False  # the run must end with the user's traceback
+    breaks_envs: bool = False  # episodes may fail of groups that are not lost
     ranks: int = 1  # of the learner; the undisturbed run has as many, for sums over ranks round differently
 
 
@@ -55,6 +56,7 @@ class Result:
     is_ok: bool
     problem: str  # empty if it is
     lost_groups: int
+    failed_episodes: int  # those of lost groups too
     success: float
     slowest_step_s: float
 
@@ -162,8 +164,8 @@ PLAIN = {1: "none", 2: "none_ranks"}  # undisturbed runs by the number of ranks
 KINDS = {
     "none": Kind("nothing happens", lambda run: None, is_exact=True),
     "none_ranks": Kind("nothing happens, two learner ranks", lambda run: None, is_exact=True, ranks=2),
-    "env_killed": Kind("an env worker is killed", signals_env(KILL)),
-    "env_frozen": Kind("an env worker freezes", signals_env(STOP)),
+    "env_killed": Kind("an env worker is killed", signals_env(KILL), breaks_envs=True),
+    "env_frozen": Kind("an env worker freezes", signals_env(STOP), breaks_envs=True),
     "rollout_killed": Kind("a rollout worker is killed", signals("rollout-1", KILL)),
     "rollout_frozen": Kind("a rollout worker freezes", signals("rollout-1", STOP)),
     "reward_killed": Kind("the reward worker is killed", signals("reward-0", KILL), is_exact=True),
@@ -187,6 +189,7 @@ class Options:
     seeds: int = 3  # of the job; with each there is an undisturbed run, which the others are compared with
     seed: int = 0  # of the moments
     deadline_s: float = 300.0  # of a run: past it, it hangs
+    pause_s: float = 0.003  # of an env's step: with 0, playing is so short that few moments hit it
     work: Path | None = None  # folder for the runs, short; kept if given
     out: Path | None = None  # JSON file to write
     markdown: Path | None = None  # table to write
@@ -240,12 +243,15 @@ def strike(
     folder = work / (f"{number}-{name}" if number >= 0 else f"{name}-{seed}")
     if kind.strike is ends_node:
         machine.add_node()
-    run = Run(folder, job(seed, machine.address, reward=reward, ranks=kind.ranks), options.deadline_s)
+    run = Run(
+        folder, job(seed, machine.address, pause_s=options.pause_s, reward=reward, ranks=kind.ranks), options.deadline_s
+    )
     run.node = machine.end_node
     at_step, problem = 0, ""
     try:
         run.wait_for_step(int(at) + 1)
-        time.sleep(rest * 0.5)  # a step takes about so long
+        playing_s = options.pause_s * NUM_ENVS / 2 * DECISIONS  # two rollout workers, each with its members in turn
+        time.sleep(rest * (0.5 + playing_s))  # a step takes about so long
         at_step = run.steps
         if run.process.poll() is not None and not kind.fails:
             raise LookupError("it ended before it was struck")
@@ -271,6 +277,7 @@ def strike(
         is_ok=not problem,
         problem=problem,
         lost_groups=int(sum(line["groups/lost"] for line in metrics)),
+        failed_episodes=int(sum(line["episodes/failed"] for line in metrics)),
         success=json.loads(ended.read_text())["success_after"] if ended.exists() else float("nan"),
         slowest_step_s=max((line["time/step_s"] for line in metrics), default=float("nan")),
     ), metrics
@@ -289,6 +296,9 @@ def judge(kind: Kind, run: Run, code: int, plain: Sequence[Mapping[str, float]] 
         return f"its steps are {[line['step'] for line in metrics]}"
     for line in metrics:
         ended = line["episodes/trained"] + line["episodes/failed"] + line["episodes/evicted"]
+        failed, lost = line["episodes/failed"], GROUP * line["groups/lost"]
+        if failed < lost or (failed > lost and not kind.breaks_envs):
+            return f"step {line['step']}: {failed:.0f} episodes failed, and lost groups had {lost:.0f}"
         if line["episodes/ordered"] != ended or line["episodes/ordered"] % NUM_ENVS:
             return f"step {line['step']}: {line['episodes/ordered']:.0f} episodes were ordered, and {ended:.0f} ended"
     if kind.is_exact and plain is not None and comparable(metrics) != comparable(plain):
@@ -304,8 +314,9 @@ def comparable(lines: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 def as_table(results: Sequence[Result]) -> str:
     lines = [
-        "| what happens | runs | as it should be | groups lost | success after | undisturbed | longest step, s |",
-        "|---|---|---|---|---|---|---|",
+        "| what happens | runs | as it should be | episodes failed | groups lost | success after | undisturbed "
+        "| longest step, s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     plain = {(each.kind, each.seed): each.success for each in results if each.kind in PLAIN.values()}
     for name, kind in KINDS.items():
@@ -318,9 +329,10 @@ def as_table(results: Sequence[Result]) -> str:
         low, high = wilson(round(sum(known) * TEST_EPISODES), len(known) * TEST_EPISODES) if known else (0.0, 0.0)
         success = f"{statistics.mean(known):.3f} [{low:.3f}, {high:.3f}]" if known else "-"
         slowest = max(result.slowest_step_s for result in mine)
-        lost = sum(result.lost_groups for result in mine)
+        lost, failed = sum(result.lost_groups for result in mine), sum(result.failed_episodes for result in mine)
         undisturbed = f"{statistics.mean(same):.3f}" if same else "-"
-        lines.append(f"| {kind.what} | {len(mine)} | {fine} | {lost} | {success} | {undisturbed} | {slowest:.1f} |")
+        counts = f"{len(mine)} | {fine} | {failed} | {lost}"
+        lines.append(f"| {kind.what} | {counts} | {success} | {undisturbed} | {slowest:.1f} |")
     problems = [f"- {result.kind}, seed {result.seed}: {result.problem}" for result in results if not result.is_ok]
     return "\n".join([*lines, *(["", "Not as it should be:", *problems] if problems else [])]) + "\n"
 
