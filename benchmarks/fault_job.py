@@ -20,12 +20,12 @@ def job(
 ) -> dict[str, Any]:
     learned = {
         "type": "preference",
-        "budget": 120,
-        "initial_labels": 40,
-        "initial_episodes": 64,
-        "labels_per_refresh": 16,
+        "budget": 300,
+        "initial_labels": 200,
+        "initial_episodes": 256,
+        "labels_per_refresh": 32,
         "refresh_every": 3,
-        "fit_steps": 30,
+        "fit_steps": 150,
     }
     return {
         "name": "faults",

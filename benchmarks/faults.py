@@ -27,6 +27,7 @@ import tyro
 import yaml
 from fault_env import BROKEN
 from fault_job import DECISIONS, GROUP, NUM_ENVS, STEPS, TEST_EPISODES, Machine, job
+from scipy import stats
 
 from vla_rlaif.metrics import read_metrics, wilson
 
@@ -312,6 +313,19 @@ def comparable(lines: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 
+def compared(results: Sequence[Result]) -> str:
+    """Success of runs that lost episodes, against the undisturbed runs of their seeds."""
+    plain = {(each.kind, each.seed): each.success for each in results if each.kind in PLAIN.values()}
+    losing = [each for each in results if each.failed_episodes]
+    differences = [each.success - plain[PLAIN[KINDS[each.kind].ranks], each.seed] for each in losing]
+    if len(differences) < 2:
+        return ""
+    mean, error = statistics.mean(differences), statistics.stdev(differences) / len(differences) ** 0.5
+    low, high = stats.t.interval(0.95, len(differences) - 1, mean, error)
+    words = f"{len(differences)} runs lost episodes; their success less that of the undisturbed runs of their seeds"
+    return f"\n{words}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] (mean, 95 % of Student's t).\n"
+
+
 def as_table(results: Sequence[Result]) -> str:
     lines = [
         "| what happens | runs | as it should be | episodes failed | groups lost | success after | undisturbed "
@@ -334,7 +348,8 @@ def as_table(results: Sequence[Result]) -> str:
         counts = f"{len(mine)} | {fine} | {failed} | {lost}"
         lines.append(f"| {kind.what} | {counts} | {success} | {undisturbed} | {slowest:.1f} |")
     problems = [f"- {result.kind}, seed {result.seed}: {result.problem}" for result in results if not result.is_ok]
-    return "\n".join([*lines, *(["", "Not as it should be:", *problems] if problems else [])]) + "\n"
+    wrong = ["", "Not as it should be:", *problems] if problems else []
+    return "\n".join([*lines, *wrong]) + "\n" + compared(results)
 
 
 if __name__ == "__main__":
