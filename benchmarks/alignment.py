@@ -11,7 +11,6 @@ already is not made again, so the table may be stopped and gone on with. Nothing
 """
 
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 import tyro
 import yaml
+from students_t import mean_and_half_width
 
 from vla_rlaif.config import load_config
 from vla_rlaif.metrics import read_metrics
@@ -100,8 +100,6 @@ TASKS = {
     ),
 }
 METHODS = tuple(TASKS["reach"].methods())
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 @dataclass(frozen=True)
@@ -220,14 +218,6 @@ def summary(results: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, str]:
     shown = f"{gain:+.1f} points" + (f" [{gain - half:+.1f}, {gain + half:+.1f}]" if half is not None else "")
     minutes = statistics.mean(r["training_minutes"] for r in results)
     return f"{after:.1%}", shown, str(round(statistics.mean(r["labels"] for r in results))), f"{minutes:.1f}"
-
-
-def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """Of the two-sided 95 % interval of Student's t; None for a single value."""
-    mean, num = statistics.mean(values), len(values)
-    if num < 2:
-        return mean, None
-    return mean, STUDENT[num - 1] * statistics.stdev(values) / math.sqrt(num)
 
 
 def draw(options: Options, path: Path) -> None:

@@ -27,7 +27,7 @@ import tyro
 import yaml
 from fault_env import BROKEN
 from fault_job import DECISIONS, GROUP, NUM_ENVS, STEPS, TEST_EPISODES, Machine, job
-from scipy import stats
+from students_t import mean_and_half_width
 
 from vla_rlaif.metrics import read_metrics, wilson
 
@@ -313,17 +313,16 @@ def comparable(lines: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 
-def compared(results: Sequence[Result]) -> str:
-    """Success of runs that lost episodes, against the undisturbed runs of their seeds."""
-    plain = {(each.kind, each.seed): each.success for each in results if each.kind in PLAIN.values()}
+def compared(results: Sequence[Result], plain: Mapping[tuple[str, int], float]) -> str:
+    """Success of runs that lost episodes, against that of the undisturbed runs, ``plain`` by kind and seed."""
     losing = [each for each in results if each.failed_episodes]
     differences = [each.success - plain[PLAIN[KINDS[each.kind].ranks], each.seed] for each in losing]
     if len(differences) < 2:
         return ""
-    mean, error = statistics.mean(differences), statistics.stdev(differences) / len(differences) ** 0.5
-    low, high = stats.t.interval(0.95, len(differences) - 1, mean, error)
+    mean, half = mean_and_half_width(differences)
+    assert half is not None, differences
     words = f"{len(differences)} runs lost episodes; their success less that of the undisturbed runs of their seeds"
-    return f"\n{words}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] (mean, 95 % of Student's t).\n"
+    return f"\n{words}: {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] (mean, 95 % of Student's t).\n"
 
 
 def as_table(results: Sequence[Result]) -> str:
@@ -349,7 +348,7 @@ def as_table(results: Sequence[Result]) -> str:
         lines.append(f"| {kind.what} | {counts} | {success} | {undisturbed} | {slowest:.1f} |")
     problems = [f"- {result.kind}, seed {result.seed}: {result.problem}" for result in results if not result.is_ok]
     wrong = ["", "Not as it should be:", *problems] if problems else []
-    return "\n".join([*lines, *wrong]) + "\n" + compared(results)
+    return "\n".join([*lines, *wrong]) + "\n" + compared(results, plain)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rlaif.build import (
-    build_anchor,
-    build_env,
-    build_learner,
-    lerobot_export,
-)
+from vla_rlaif.build import build_anchor, build_env, build_learner, lerobot_export
 from vla_rlaif.build_algorithm import build_algorithm
 from vla_rlaif.build_reward import build_scorer
 from vla_rlaif.cluster_config import RayClusterConfig

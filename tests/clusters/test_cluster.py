@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from counting import Counter, make_broken, make_counter, make_nothing
 from ray_session import NUM_CPUS, NUM_GPUS, START_S, start
+from waiting import within
 
 from vla_rlaif.cluster_config import RayClusterConfig
 from vla_rlaif.dist.answers import Answer, WorkerError, WorkerFailure, WorkerLate, WorkerLost, answers, outcomes
@@ -66,13 +67,6 @@ def murder(handle: Handle[Any]) -> None:
 
     assert isinstance(handle, RayHandle)
     os.kill(handle.pid, signal.SIGKILL)
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_work_is_done_in_the_order_of_asking(handle: Handle[Counter]) -> None:

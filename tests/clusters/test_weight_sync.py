@@ -24,6 +24,7 @@ from sync_ends import (
     stepped,
     values,
 )
+from waiting import within
 
 from vla_rlaif.cluster_config import SyncConfig
 from vla_rlaif.dist.cluster import WorkerContext
@@ -163,21 +164,14 @@ def test_two_hundred_rounds(cluster, tmp_path, transport):
             assert {acting for acting, _ in played(actors)} == {version}
         if version % 50 == 49:
             gc.collect()
-            _wait_for_threads(workers)
+            # What did some work of a round ends a moment after it has said that it is done.
+            assert within(10.0, lambda: threading.active_count() <= workers), threading.enumerate()
             used.append((len(list(Path("/proc/self/fd").iterdir())), _resident()))
         stepped(learners)
     for _, weights in played(actors):
         assert_equal(weights, 199)
     assert used[-1][0] <= used[0][0]
     assert used[-1][1] - used[0][1] < 8 << 20  # of 1.4 MB x 200 x 4 that were sent
-
-
-def _wait_for_threads(most: int) -> None:
-    """What did some work of a round ends a moment after it has said that it is done."""
-    until = time.monotonic() + 10
-    while threading.active_count() > most and time.monotonic() < until:
-        time.sleep(0.001)
-    assert threading.active_count() <= most, threading.enumerate()
 
 
 def _resident() -> int:
